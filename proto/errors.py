@@ -1,0 +1,83 @@
+"""Every error that isles raises on purpose.
+
+    IslesError
+    |-- UsageError            the person at the keyboard can mend it: a flag, a file, a model
+    |   |-- ConfigError       a setting is unknown, out of range, or contradicts another
+    |   |-- ManifestError     this model cannot be split as asked
+    |   `-- StoreLockedError  another broker owns the store folder
+    |-- RemoteDataError       a peer sent something that cannot be right
+    |   |-- MessageError      a header that is no valid message
+    |   |-- PayloadError      a payload that no codec of ours wrote, or that was damaged on its way
+    |   `-- ManifestMismatchError   a model that is not the run's model
+    |-- RefusedError          a broker refused this process for good; the text says why
+    |   `-- FencedError       a newer incarnation of this process exists
+    |-- UnreachableError      nobody answered in the time that was given
+    `-- NonFiniteError        this process computed NaN or infinity
+
+A message says whose fault it is, what happened, where, and what to do about it. Commands print it as one sentence and
+exit with the class's `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class IslesError(Exception):
+    """The root of the tree; never raised itself."""
+
+    exit_code = 1
+
+
+class UsageError(IslesError, ValueError):
+    """Something a person can mend before starting again."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, out of range, or contradicts another one."""
+
+
+class ManifestError(UsageError):
+    """This model cannot be split into fragments as asked."""
+
+
+class StoreLockedError(UsageError):
+    """Another broker process owns this store folder."""
+
+
+class RemoteDataError(IslesError):
+    """A peer sent something that cannot be right; nothing of it was used."""
+
+
+class MessageError(RemoteDataError):
+    """A header that is no valid message."""
+
+
+class PayloadError(RemoteDataError):
+    """A payload that no codec of ours wrote, or that was damaged on its way."""
+
+
+class ManifestMismatchError(RemoteDataError):
+    """A model that is not the run's model."""
+
+
+class RefusedError(IslesError):
+    """A broker refused this process for good; starting it again unchanged would be refused again."""
+
+    exit_code = 3
+
+
+class FencedError(RefusedError):
+    """A newer incarnation of this process exists; this one must end."""
+
+    exit_code = 4
+
+
+class UnreachableError(IslesError):
+    """Nobody answered in the time that was given."""
+
+    exit_code = 5
+
+
+class NonFiniteError(IslesError, ArithmeticError):
+    """This process computed NaN or infinity; the value was not sent."""

@@ -1,0 +1,746 @@
+"""The whole wire: every message that crosses a socket, in one file.
+
+A message is a msgpack array `[tag, {field: value}]`, validated strictly by the frozen model of its tag. Payload bytes
+never stand inside it: they follow as a frame of their own, and only CHUNK has one.
+
+Evolution: tags never change and are never used again; a new field has a default; an unknown field is ignored; a new
+tag needs a higher minor protocol version. Golden byte vectors in `tests/conformance` pin all of this.
+
+    client -> broker, control     HELLO INIT PROGRESS OFFER UPLOAD ASK_VERSION ASK_HEADS LEASE LIST SETTLE COMMIT
+                                  ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE
+    broker -> client, control     WELCOME INITIALISED ALIVE GRANT ACCEPTED STORED EXPIRED MERGED REJECTED FENCED
+                                  RETRY_AFTER VERSION HEADS LEASED LISTING SETTLED COMMITTED STALE HISTORY
+                                  SHARDS_LEASED DONE STATUS ERROR
+    both directions, bulk         CHUNK CREDIT; client -> broker also FETCH, broker -> client also ERROR
+    broker -> everybody, events   HINT: a lost one costs latency, never correctness
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from isles.proto.agreement import NotNegative, RunRecord, Scalar, Share
+from isles.proto.errors import MessageError
+from isles.proto.ids import ContributionId, Digest, FragmentId, Name, Token, Version
+
+PROTOCOL_MAJOR: Final = 1
+PROTOCOL_MINOR: Final = 0
+
+HEADER_BYTES_MAX: Final = 8 << 20
+"""Longest header: a run record with the manifest of a model of 50,000 tensors fits."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""Payload bytes of one CHUNK: CURVE is fastest here, and a heartbeat never waits behind more than this."""
+
+SHARDS_MAX: Final = 4096
+LEARNERS_MAX: Final = 4096
+TENSORS_PER_FRAGMENT_MAX: Final = 65_536
+
+Role = Literal["worker", "outer", "evaluator", "operator"]
+RowState = Literal["pending", "merged", "rejected"]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Text = Annotated[str, Field(max_length=2000)]
+Cursor = Annotated[dict[Annotated[int, Field(ge=0, lt=SHARDS_MAX)], Count], Field(max_length=SHARDS_MAX)]
+"""Data shard -> number of items taken from it since the beginning of the run."""
+
+
+class Channel(StrEnum):
+    """The three socket pairs between a client and its broker."""
+
+    CONTROL = "control"
+    BULK = "bulk"
+    EVENTS = "events"
+
+
+class Part(BaseModel):
+    """A value inside messages."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Message(Part):
+    """What all messages have."""
+
+    tag: ClassVar[int] = 0
+    request: Count = 0
+    """Drawn by the asker; the reply repeats it; 0 = nobody asked."""
+    session: Annotated[str, Field(max_length=64)] = ""
+    """Set by clients: the token of their WELCOME; empty in HELLO and in everything a broker sends."""
+
+
+# ------------------------------------------------------------------------------------------------- values in messages
+
+
+class BlobRef(Part):
+    """Some stored bytes."""
+
+    digest: Digest
+    size_bytes: Count
+
+
+class Contribution(Part):
+    """A delta with its books; the payload itself is the blob."""
+
+    id: ContributionId
+    base_version: Version
+    blob: BlobRef
+    codec: Annotated[str, Field(max_length=32)]
+    tokens: Count
+    steps: Count
+    seconds: NotNegative
+    """Time the learner spent on this work: tokens / seconds is the rate behind the fraction f."""
+    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX)]
+    """L2 norm of the account U before quantisation, per tensor of the fragment, in manifest order."""
+    cursor: Cursor = {}
+
+
+class Row(Part):
+    """The store's permanent entry of one (learner, fragment): its last accepted contribution and what became of it."""
+
+    id: ContributionId
+    state: RowState
+    settled_in: Version | None = None
+    """The version that contains it; set exactly if merged."""
+    reason: Text = ""
+    """Why it was rejected."""
+    cursor: Cursor = {}
+    tokens: Count = 0
+
+
+class Ingredient(Part):
+    """One merged contribution as a recipe records it."""
+
+    id: ContributionId
+    digest: Digest
+    base_version: Version
+    tokens: Count
+    steps: Count
+    weight: NotNegative
+    clip: NotNegative = 1.0
+    """Factor on the delta before the merge; 1 = as it came."""
+
+
+class Averages(Part):
+    """Exponential moving averages behind the grace window, in seconds; carried from version to version."""
+
+    step_seconds: NotNegative = 0.0
+    quorum_seconds: NotNegative = 0.0
+    sync_seconds: NotNegative = 0.0
+
+
+class Recipe(Part):
+    """What a version was made from: with the payloads, enough to recompute it bit by bit."""
+
+    ingredients: Annotated[tuple[Ingredient, ...], Field(max_length=LEARNERS_MAX)]
+    """In sorted id order, which is the order of the sums."""
+    fraction: Share
+    merge_rule: Annotated[str, Field(max_length=32)]
+    settings_digest: Digest
+    averages: Averages = Averages()
+    grace_seconds: NotNegative = 0.0
+    waited_seconds: NotNegative = 0.0
+
+
+class VersionInfo(Part):
+    """One version of one fragment. Blobs that retention has removed are None."""
+
+    fragment: FragmentId
+    version: Version
+    epoch: Count = 0
+    parameters_sha256: Digest
+    """Of the fp32 little-endian bytes of the flat parameters."""
+    tokens_total: Count = 0
+    """Tokens in this version since version 0."""
+    num_participants: Count = 0
+    update: BlobRef | None = None
+    parameters: BlobRef | None = None
+    momentum: BlobRef | None = None
+    remainder: BlobRef | None = None
+    recipe: Recipe | None = None
+    committed_unix: NotNegative = 0.0
+
+
+class Head(Part):
+    """The newest version of a fragment, in short."""
+
+    fragment: FragmentId
+    version: Version
+    tokens_total: Count = 0
+
+
+class LearnerInfo(Part):
+    """What the broker knows of a learner."""
+
+    learner: Name
+    region: Name
+    incarnation: Token
+    is_live: bool
+    last_seen_unix: NotNegative
+    tokens: Count = 0
+    steps: Count = 0
+    tokens_per_second: NotNegative = 0.0
+    """Measured by the broker from the counters of PROGRESS, on its own clock."""
+    step_seconds: NotNegative = 0.0
+    num_shards: Count = 0
+
+
+class LeaseInfo(Part):
+    """Who merges a fragment."""
+
+    fragment: FragmentId
+    holder: Name
+    epoch: Count
+    expires_seconds: float
+    """From now; negative = expired."""
+
+
+class ReportInfo(Part):
+    """One figure that a subscriber found out, such as the evaluator's loss."""
+
+    seq: Count
+    name: Annotated[str, Field(max_length=64)]
+    value: float
+    versions: dict[FragmentId, Version]
+    tokens: NotNegative = 0.0
+    reporter: Name
+    unix: NotNegative
+
+
+class Totals(Part):
+    """Counters over the whole run, from the store."""
+
+    rounds_committed: Count = 0
+    tokens_merged: NotNegative = 0.0
+    """Mean over fragments."""
+    tokens_produced: Count = 0
+    """Sum of the learners' own counters of tokens, each incarnation counted to its last PROGRESS."""
+    merged: Count = 0
+    rejected: Count = 0
+    expired: Count = 0
+    participation_mean: NotNegative = 0.0
+    """Contributions per committed round."""
+    fraction_mean: NotNegative = 0.0
+    staleness_mean: NotNegative = 0.0
+    bytes_up: Count = 0
+    """Payload bytes of accepted contributions."""
+    bytes_down: Count = 0
+    """Payload bytes sent to workers and evaluators."""
+    update_bytes: Count = 0
+    """Payload bytes of all published updates, each counted once."""
+
+
+class Limits(Part):
+    """What the broker asks of its clients."""
+
+    chunk_bytes: Annotated[int, Field(ge=4096, le=16 << 20)] = CHUNK_BYTES
+    credit_chunks: Annotated[int, Field(ge=1, le=1024)] = 8
+    """CHUNKs that may be under way in one transfer."""
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = 1.0
+    learner_lease_seconds: Annotated[float, Field(gt=0)] = 10.0
+    outer_lease_seconds: Annotated[float, Field(gt=0)] = 3.0
+
+
+# ------------------------------------------------------------------------------------------------ joining and leaving
+
+
+class Hello(Message):
+    """Client -> broker: who I am. Makes the incarnation current; older ones of the same id are fenced from then on.
+
+    Also the way to a new session after the broker forgot the old one.
+    """
+
+    tag = 1
+    protocol_min: tuple[Count, Count] = (PROTOCOL_MAJOR, 0)
+    protocol_max: tuple[Count, Count] = (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+    run: Annotated[str, Field(max_length=64)] = ""
+    """Empty = whichever run this broker serves."""
+    role: Role
+    id: Name
+    incarnation: Token
+    region: Name = "local"
+    manifest_digest: Annotated[str, Field(max_length=64)] = ""
+    """Empty = has no model yet and will build it from the run record."""
+    stated: dict[Annotated[str, Field(max_length=128)], Scalar] = {}
+    """Settings this process was given on purpose, dotted; each must equal the run's."""
+
+
+class Welcome(Message):
+    """Broker -> client: the state of the run, read in one transaction."""
+
+    tag = 2
+    new_session: Token
+    protocol: tuple[Count, Count]
+    broker_incarnation: Token
+    seq: Count
+    """Of the last hint: later ones have higher numbers."""
+    limits: Limits
+    run_record: RunRecord | None = None
+    """None = this run has no parameters yet: the first worker's INIT gives them."""
+    heads: Annotated[tuple[Head, ...], Field(max_length=4096)] = ()
+    rows: Annotated[tuple[Row, ...], Field(max_length=4096)] = ()
+    """The asking learner's own rows."""
+    shards: Cursor = {}
+    """The data shards the asking learner holds, with their cursors."""
+
+
+class Init(Message):
+    """Worker -> broker: the run record and version 0. First writer wins, atomically; the blobs were uploaded before."""
+
+    tag = 3
+    run_record: RunRecord
+    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=4096)]
+
+
+class Initialised(Message):
+    """Broker -> worker: the run exists; `is_mine` says whose INIT it was. Say HELLO again to learn its state."""
+
+    tag = 4
+    is_mine: bool
+
+
+class Progress(Message):
+    """Worker -> broker, every heartbeat: counters since this learner's incarnation began. Renews its leases."""
+
+    tag = 5
+    steps: Count = 0
+    tokens: Count = 0
+    step_seconds: NotNegative = 0.0
+    """Moving average of one inner step."""
+
+
+class Alive(Message):
+    """Broker -> client: PROGRESS was heard."""
+
+    tag = 6
+
+
+class Leave(Message):
+    """Client -> broker: I am going; my leases are free. Answered by DONE."""
+
+    tag = 7
+
+
+# ------------------------------------------------------------------------------------------------------- contributing
+
+
+class Offer(Message):
+    """Worker -> broker: may I send this? Repeated with the same bytes until answered by more than GRANT."""
+
+    tag = 10
+    contribution: Contribution
+
+
+class Grant(Message):
+    """Broker -> client: send CHUNKs of the asked-for upload from `offset`, at most `credit_chunks` unanswered."""
+
+    tag = 11
+    transfer: Count
+    offset: Count
+    credit_chunks: Count
+
+
+class Accepted(Message):
+    """Broker -> worker: durable here; will be merged, or rejected by screening."""
+
+    tag = 12
+    id: ContributionId
+
+
+class Expired(Message):
+    """Broker -> worker: the base is too far behind the head; never stored, the work stays in the learner's account."""
+
+    tag = 13
+    id: ContributionId
+    head: Version
+
+
+class Merged(Message):
+    """Broker -> worker, in answer to a repeated OFFER: it is in `version`."""
+
+    tag = 14
+    id: ContributionId
+    version: Version
+
+
+class Rejected(Message):
+    """Broker -> worker: failed the screen; is in no version."""
+
+    tag = 15
+    id: ContributionId
+    reason: Text
+
+
+class Fenced(Message):
+    """Broker -> client: a newer incarnation of you exists (or, for COMMIT and SETTLE, a newer epoch)."""
+
+    tag = 16
+    epoch: Count = 0
+
+
+class RetryAfter(Message):
+    """Broker -> client: not now (disk, quota); ask again then. Nothing was lost."""
+
+    tag = 17
+    seconds: Annotated[float, Field(gt=0, le=3600)]
+    reason: Text
+
+
+class Upload(Message):
+    """Worker (INIT) or outer (COMMIT) -> broker: a blob that a later message refers to. GRANT, later STORED."""
+
+    tag = 18
+    blob: BlobRef
+
+
+class Stored(Message):
+    """Broker -> client: the blob is durable."""
+
+    tag = 19
+    digest: Digest
+
+
+# ----------------------------------------------------------------------------------------------------------- transfer
+
+
+class Chunk(Message):
+    """Bulk, both directions; one payload frame follows: the bytes of `transfer` from `offset`."""
+
+    tag = 20
+    transfer: Count
+    offset: Count
+
+
+class Credit(Message):
+    """Bulk, both directions: the receiver of CHUNKs has taken everything below `offset` and may be sent more."""
+
+    tag = 21
+    transfer: Count
+    offset: Count
+
+
+class Fetch(Message):
+    """Client -> broker, bulk: CHUNKs of this blob from `offset`; the asker chooses the transfer number."""
+
+    tag = 22
+    transfer: Count
+    digest: Digest
+    offset: Count = 0
+    credit_chunks: Annotated[int, Field(ge=1, le=1024)] = 8
+
+
+# ----------------------------------------------------------------------------------------------------------- versions
+
+
+class AskVersion(Message):
+    """Worker or evaluator -> broker: bring me from `base_version` (None = I have nothing) to the head."""
+
+    tag = 30
+    fragment: FragmentId
+    base_version: Version | None = None
+
+
+class VersionReply(Message):
+    """Broker -> worker: the way to the head, and the asker's own row, read in the same transaction.
+
+    Either `updates` (those of base + 1 .. head, in order) or the head's whole parameters; neither if base is the head.
+    """
+
+    tag = 31
+    head: VersionInfo
+    updates: Annotated[tuple[BlobRef, ...], Field(max_length=4096)] = ()
+    is_snapshot: bool = False
+    """Fetch `head.parameters` instead of updates."""
+    row: Row | None = None
+
+
+class AskHeads(Message):
+    """Client -> broker, now and then: all heads and the asker's rows, so that no correctness rests on hints."""
+
+    tag = 32
+
+
+class Heads(Message):
+    """Broker -> client."""
+
+    tag = 33
+    broker_incarnation: Token
+    seq: Count
+    heads: Annotated[tuple[Head, ...], Field(max_length=4096)]
+    rows: Annotated[tuple[Row, ...], Field(max_length=4096)] = ()
+
+
+class AskHistory(Message):
+    """Anybody -> broker: the versions of one fragment from `first`, with recipes; at most `num_max` of them."""
+
+    tag = 34
+    fragment: FragmentId
+    first: Version = 0
+    num_max: Annotated[int, Field(ge=1, le=256)] = 64
+
+
+class History(Message):
+    """Broker -> anybody: contiguous versions in order."""
+
+    tag = 35
+    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=256)]
+
+
+# ------------------------------------------------------------------------------------------------------------ merging
+
+
+class Lease(Message):
+    """Outer -> broker: let me merge these fragments, or renew. Granted are those that are free or mine already."""
+
+    tag = 40
+    fragments: Annotated[tuple[FragmentId, ...], Field(max_length=4096)]
+
+
+class Leased(Message):
+    """Broker -> outer: fragment -> epoch of those that are yours; the others are somebody else's for now."""
+
+    tag = 41
+    epochs: dict[FragmentId, Count]
+    lease_seconds: Annotated[float, Field(gt=0)]
+
+
+class List(Message):
+    """Outer -> broker: everything one round needs."""
+
+    tag = 42
+    fragment: FragmentId
+
+
+class Listing(Message):
+    """Broker -> outer, read in one transaction: head, pending contributions in sorted id order, learners."""
+
+    tag = 43
+    head: VersionInfo
+    pending: Annotated[tuple[Contribution, ...], Field(max_length=LEARNERS_MAX)]
+    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)]
+
+
+class Rejection(Part):
+    """One contribution that failed the screen."""
+
+    id: ContributionId
+    reason: Text
+
+
+class Settle(Message):
+    """Outer -> broker: these failed the screen; a transaction of its own that needs no version."""
+
+    tag = 44
+    fragment: FragmentId
+    epoch: Count
+    rejections: Annotated[tuple[Rejection, ...], Field(max_length=LEARNERS_MAX)]
+
+
+class Settled(Message):
+    """Broker -> outer."""
+
+    tag = 45
+    fragment: FragmentId
+
+
+class Commit(Message):
+    """Outer -> broker: version `base_version + 1`, by compare-and-set in one transaction.
+
+    Holds if the head is `base_version` and every ingredient's row is pending with that id. The answer is COMMITTED
+    (also for a repeated commit id), STALE, or FENCED if the epoch is old.
+    """
+
+    tag = 46
+    commit_id: Token
+    fragment: FragmentId
+    epoch: Count
+    base_version: Version
+    parameters_sha256: Digest
+    update: BlobRef
+    parameters: BlobRef | None = None
+    momentum: BlobRef | None = None
+    remainder: BlobRef | None = None
+    recipe: Recipe
+
+
+class Committed(Message):
+    """Broker -> outer: the version exists."""
+
+    tag = 47
+    fragment: FragmentId
+    version: Version
+    is_repeat: bool = False
+    """This commit id was committed before: the answer to the first one was lost."""
+
+
+class Stale(Message):
+    """Broker -> outer: the head or a row is not what the commit says; LIST again."""
+
+    tag = 48
+    fragment: FragmentId
+    head: Version
+    reason: Text = ""
+
+
+# ------------------------------------------------------------------------------------------- data shards and reporting
+
+
+class Shards(Message):
+    """Worker -> broker: I want to hold `num_wanted` data shards and give these back with their cursors."""
+
+    tag = 50
+    num_wanted: Annotated[int, Field(ge=0, le=SHARDS_MAX)]
+    returned: Cursor = {}
+
+
+class ShardsLeased(Message):
+    """Broker -> worker: all shards that are yours now, with their cursors; perhaps fewer than wanted."""
+
+    tag = 51
+    shards: Cursor
+
+
+class Report(Message):
+    """Evaluator -> broker: a figure about the global parameters at these versions. Answered by DONE."""
+
+    tag = 52
+    name: Annotated[str, Field(max_length=64)]
+    value: float
+    versions: dict[FragmentId, Version] = {}
+    tokens: NotNegative = 0.0
+
+
+class Done(Message):
+    """Broker -> client: it is in the store."""
+
+    tag = 53
+
+
+class AskStatus(Message):
+    """Anybody -> broker: what there is to see. Needs no session."""
+
+    tag = 54
+    reports_after: Count = 0
+    """Only reports with a higher seq."""
+
+
+class Status(Message):
+    """Broker -> anybody."""
+
+    tag = 55
+    run: Annotated[str, Field(max_length=64)]
+    """Empty = not initialised yet."""
+    broker_incarnation: Token
+    uptime_seconds: NotNegative
+    progress: Share
+    """The global step as a share of the budget."""
+    num_parameters: Count = 0
+    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)] = ()
+    fragments: Annotated[tuple[VersionInfo, ...], Field(max_length=4096)] = ()
+    num_pending: dict[FragmentId, Count] = {}
+    leases: Annotated[tuple[LeaseInfo, ...], Field(max_length=4096)] = ()
+    reports: Annotated[tuple[ReportInfo, ...], Field(max_length=4096)] = ()
+    totals: Totals = Totals()
+
+
+# ----------------------------------------------------------------------------------------------------- hints and errors
+
+
+class Hint(Message):
+    """Broker -> everybody, events: something happened; ask if it matters to you.
+
+    contribution: a row of `fragment` is pending on head `version` (for learners this is the cue)
+    version: `version` of `fragment` is the head now
+    settled: some contribution of `fragment` was rejected
+    initialised: the run has a record now
+    report: a figure came in
+    beat: nothing new; sent every few seconds so that a gap in `seq` is seen
+    """
+
+    tag = 60
+    broker_incarnation: Token
+    seq: Count
+    kind: Literal["contribution", "version", "settled", "initialised", "report", "beat"]
+    fragment: FragmentId = 0
+    version: Version = 0
+    learner: Annotated[str, Field(max_length=64)] = ""
+
+
+ErrorCode = Literal[
+    "bad-message",  # the frame is no message, or no message for this channel or role
+    "unknown-session",  # say HELLO (again)
+    "not-initialised",  # the run has no record yet: wait, or INIT
+    "not-found",  # no such blob, fragment or version
+    "conflict",  # this id names other bytes already
+    "damaged",  # the bytes do not have the digest that was announced
+    "broken-rule",  # a peer that follows the protocol cannot have sent this
+    "too-large",  # over a limit that the text names
+    "protocol",  # no common protocol version
+    "run",  # another run is served here
+    "manifest",  # another model
+    "settings",  # a stated setting is not the run's
+    "internal",  # the broker's own fault
+]
+
+REFUSALS: Final = frozenset({"protocol", "run", "manifest", "settings"})
+"""Codes that end a client: asking again unchanged cannot succeed."""
+
+
+class Error(Message):
+    """Broker -> client: what was wrong, where, and what to do."""
+
+    tag = 61
+    code: ErrorCode
+    text: Text
+
+
+MESSAGES: Final[dict[int, type[Message]]] = {
+    cls.tag: cls
+    for cls in (
+        Hello, Welcome, Init, Initialised, Progress, Alive, Leave,
+        Offer, Grant, Accepted, Expired, Merged, Rejected, Fenced, RetryAfter, Upload, Stored,
+        Chunk, Credit, Fetch,
+        AskVersion, VersionReply, AskHeads, Heads, AskHistory, History,
+        Lease, Leased, List, Listing, Settle, Settled, Commit, Committed, Stale,
+        Shards, ShardsLeased, Report, Done, AskStatus, Status,
+        Hint, Error,
+    )
+}  # fmt: skip
+
+
+def pack(message: Message) -> bytes:
+    """The header bytes of a message. Fields that have their default are left out."""
+    packed: bytes = msgpack.packb([message.tag, message.model_dump(mode="python", exclude_defaults=True)])
+    return packed
+
+
+def unpack(header: bytes | memoryview) -> Message:
+    """The message of some header bytes.
+
+    Raises MessageError, with one sentence that names the fault, for any bytes that are no valid message.
+    """
+    if len(header) > HEADER_BYTES_MAX:
+        raise MessageError(f"a header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    try:
+        outer: Any = msgpack.unpackb(header, use_list=False, strict_map_key=False, raw=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MessageError(f"a header of {len(header)} bytes is no msgpack: {type(error).__name__}") from error
+    if not (isinstance(outer, tuple) and len(outer) == 2 and type(outer[0]) is int and isinstance(outer[1], dict)):
+        raise MessageError("a header is not the pair (tag, fields)")
+    cls = MESSAGES.get(outer[0])
+    if cls is None:
+        raise MessageError(f"tag {outer[0]} is no message of protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}")
+    try:
+        return cls.model_validate(outer[1], strict=True)
+    except (ValidationError, RecursionError) as error:
+        raise MessageError(f"{cls.__name__}: {_first_fault(error)}") from error
+
+
+def _first_fault(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(str(part)[:64] for part in fault['loc'])}: {fault['msg'][:200]}"

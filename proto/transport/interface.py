@@ -1,0 +1,60 @@
+"""What a shell needs of a transport; ZeroMQ and the in-memory one offer it alike.
+
+Nothing here blocks but `poll`, which has a timeout. A send that cannot be taken now returns False and is forgotten:
+protocols repeat themselves, transports do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from isles.proto.messages import Channel
+
+Bytes = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One received message: its header and, on the bulk channel, perhaps a payload frame."""
+
+    channel: Channel
+    connection: bytes
+    """Where it came from, on the broker's side; empty at a client."""
+    header: Bytes
+    payload: Bytes | None = None
+
+
+class ClientTransport(Protocol):
+    """One process's way to its broker. All methods but `wake` belong to one thread."""
+
+    def send(self, channel: Channel, header: bytes, payload: Bytes | None = None) -> bool:
+        """Hands one message over; False if it could not be taken (not connected, or full)."""
+
+    def poll(self, timeout_seconds: float) -> list[Arrival]:
+        """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""
+
+    def wake(self) -> None:
+        """Makes a `poll` under way return; callable from any thread."""
+
+    def close(self) -> None:
+        """Drops what is unsent; idempotent."""
+
+
+class BrokerTransport(Protocol):
+    """The broker's side. All methods but `wake` belong to one thread."""
+
+    def send(self, channel: Channel, connection: bytes, header: bytes, payload: Bytes | None = None) -> bool:
+        """Hands one message to one connection; False if it is gone or full."""
+
+    def publish(self, header: bytes) -> None:
+        """Sends to every subscriber of the events channel; a slow one misses it."""
+
+    def poll(self, timeout_seconds: float) -> list[Arrival]:
+        """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""
+
+    def wake(self) -> None:
+        """Makes a `poll` under way return; callable from any thread."""
+
+    def close(self) -> None:
+        """Unbinds; idempotent."""
