@@ -1,0 +1,106 @@
+"""The shell around `Client`: one thread's connection to its broker, over any transport."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
+from isles.proto.clock import Clock
+from isles.proto.errors import FencedError, MessageError, RefusedError, UnreachableError
+from isles.proto.messages import BlobRef, Hello, Message, pack, unpack
+from isles.proto.transport.interface import ClientTransport
+
+_News = TypeVar("_News", Welcomed, Answered)
+
+News = Welcomed | Answered | Fetched | FetchFailed | Hinted | Refused
+
+POLL_SECONDS_MAX: Final = 1.0
+"""Longest single wait: an answer to a stop request comes within it."""
+
+
+class Connection:
+    """Performs what the protocol core orders and hands its news on. Belongs to one thread; only `wake` does not."""
+
+    def __init__(self, hello: Hello, transport: ClientTransport, clock: Clock) -> None:
+        self.client = Client(hello)
+        self._transport = transport
+        self._clock = clock
+        self._news: list[News] = []
+
+    def start(self) -> None:
+        """Says HELLO; also the way to read the state of the run anew."""
+        self._perform(self.client.start(self._clock.now()))
+
+    def ask(self, message: Message, payload: bytes | memoryview | None = None) -> None:
+        """Asks until answered; the news will be an Answered with this very message."""
+        self._perform(self.client.ask(message, self._clock.now(), payload))
+
+    def fetch(self, blob: BlobRef, *, bytes_max: int) -> None:
+        """Brings a blob of at most `bytes_max` bytes; the news will be Fetched or FetchFailed."""
+        self._perform(self.client.fetch(blob, self._clock.now(), bytes_max=bytes_max))
+
+    def poll(self, timeout_seconds: float) -> list[News]:
+        """All news, waiting for the first at most `timeout_seconds` or until `wake`."""
+        deadline = self.client.next_deadline
+        wait = min(timeout_seconds, POLL_SECONDS_MAX)
+        if self._news:
+            wait = 0.0
+        elif deadline is not None:
+            wait = max(0.0, min(wait, deadline - self._clock.now()))
+        for arrival in self._transport.poll(wait):
+            try:
+                message = unpack(arrival.header)
+            except MessageError:
+                continue  # a broker that is newer than we are may say things we need not know
+            self._perform(self.client.handle(message, self._clock.now(), arrival.payload))
+        self._perform(self.client.tick(self._clock.now()))
+        news, self._news = self._news, []
+        return news
+
+    def wait_for_welcome(self, timeout_seconds: float, *, address: str) -> Welcomed:
+        """Polls until the broker has let us in. For commands and start-up; drops other news.
+
+        Raises UnreachableError after `timeout_seconds`, RefusedError or FencedError if the broker refuses.
+        """
+        if not self.client.session:
+            self.start()
+        return self._wait(Welcomed, None, timeout_seconds, address)
+
+    def ask_and_wait(self, message: Message, timeout_seconds: float, *, address: str) -> Message:
+        """Asks and polls until the answer is there. For commands and start-up; drops other news. Raises as above."""
+        self.ask(message)
+        return self._wait(Answered, message, timeout_seconds, address).reply
+
+    def _wait(self, kind: type[_News], ask: Message | None, timeout: float, address: str) -> _News:
+        deadline = self._clock.now() + timeout
+        while (left := deadline - self._clock.now()) > 0:
+            for news in self.poll(left):
+                raise_if_refused(news)
+                if isinstance(news, kind) and (not isinstance(news, Answered) or news.ask is ask):
+                    return news
+        raise UnreachableError(
+            f"no broker answered at {address} within {timeout:g} s: is it running there, and do the three ports "
+            "reach it from this machine?"
+        )
+
+    def wake(self) -> None:
+        """Makes a `poll` under way return; callable from any thread."""
+        self._transport.wake()
+
+    def close(self) -> None:
+        """Closes the transport."""
+        self._transport.close()
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                self._transport.send(instruction.channel, pack(instruction.message), instruction.payload)
+            else:
+                self._news.append(instruction)
+
+
+def raise_if_refused(news: News) -> None:
+    """Turns a refusal into the exception that ends a process."""
+    if isinstance(news, Refused):
+        error = FencedError if news.code == "fenced" else RefusedError
+        raise error(f"the broker refused this process ({news.code}): {news.text}")

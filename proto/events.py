@@ -1,0 +1,61 @@
+"""The names of all log events, each with the fields that it always has.
+
+A log line is one event: `event` is a name from here (a noun and what happened to it), `process` and `id` say who says
+it, the other fields are facts. People grep for these names and dashboards count them, so they are part of the interface.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+EVENTS: Final[dict[str, tuple[str, ...]]] = {
+    # every process
+    "process.started": ("version", "settings"),
+    "process.stopped": ("reason",),
+    "process.failed": ("error", "text"),
+    "message.refused": ("code", "text"),
+    "broker.joined": ("address", "run"),
+    "broker.lost": ("address", "silent_seconds"),
+    "blob.unavailable": ("digest", "text"),
+    # broker
+    "broker.started": ("address", "store", "incarnation"),
+    "client.joined": ("role", "id", "incarnation", "region"),
+    "client.refused": ("role", "id", "code", "text"),
+    "client.left": ("role", "id"),
+    "learner.expired": ("learner", "silent_seconds"),
+    "run.initialised": ("run", "learner", "num_fragments", "num_parameters"),
+    "contribution.accepted": ("learner", "fragment", "number", "base_version", "tokens", "bytes"),
+    "contribution.expired": ("learner", "fragment", "number", "base_version", "head"),
+    "contribution.rejected": ("learner", "fragment", "number", "reason"),
+    "contribution.damaged": ("learner", "fragment", "number", "text"),
+    "round.committed": ("fragment", "version", "participants", "fraction", "tokens", "epoch"),
+    "commit.stale": ("fragment", "base_version", "head", "text"),
+    "outer.leased": ("outer", "fragments", "epoch"),
+    "outer.fenced": ("outer", "fragment", "epoch"),
+    "shards.leased": ("learner", "num_shards"),
+    "figure.reported": ("reporter", "name", "value"),
+    "store.swept": ("num_blobs", "bytes"),
+    "store.full": ("bytes", "limit_bytes"),
+    "blob.corrupt": ("digest", "text"),
+    # outer
+    "outer.standing_by": ("fragments",),
+    "round.opened": ("fragment", "version", "learner"),
+    "round.merged": ("fragment", "version", "participants", "live", "fraction", "waited_seconds", "grace_seconds"),
+    "round.abandoned": ("fragment", "version", "reason"),
+    "round.alone": ("fragment", "version", "learner"),
+    # worker
+    "learner.joined": ("learner", "region", "versions", "progress"),
+    "learner.reset": ("learner", "fragment", "reason", "tokens"),
+    "learner.progressed": ("learner", "steps", "tokens", "loss", "learning_rate", "progress"),
+    "contribution.sent": ("learner", "fragment", "number", "base_version", "tokens", "bytes"),
+    "contribution.merged": ("learner", "fragment", "number", "version"),
+    "version.applied": ("learner", "fragment", "version", "base_version"),
+    "checkpoint.written": ("learner", "path", "seconds"),
+    "learner.drained": ("learner", "steps", "tokens"),
+    # evaluator
+    "loss.evaluated": ("value", "versions", "tokens"),
+    # up
+    "child.started": ("child", "pid"),
+    "child.died": ("child", "code", "restart_seconds"),
+    "run.finished": ("status", "summary"),
+}

@@ -1,0 +1,84 @@
+"""Logging: structlog, one JSON object a line where nobody watches, coloured text on a terminal.
+
+`make_logger` returns a logger of this process; nothing is configured globally, so two processes in one interpreter
+(a test, a notebook) do not mix. structlog is imported only when a logger is made: it costs as much as everything else
+that `isles --help` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+
+class Logger(Protocol):
+    """What processes use of a structlog logger: the event's name first, then its fields."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+class SilentLogger:
+    """Says nothing; the default where a library is used without a logger."""
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+class ListLogger:
+    """Keeps `(level, event, fields)` in `records`; for tests."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, str, dict[str, Any]]] = []
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self.records.append(("debug", event, fields))
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.records.append(("info", event, fields))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.records.append(("warning", event, fields))
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.records.append(("error", event, fields))
+
+    def events(self) -> list[str]:
+        """The names alone, in order."""
+        return [event for _, event, _ in self.records]
+
+
+def make_logger(process: str, id: str, *, file: Path | None = None, level: str = "info", **bound: Any) -> Logger:
+    """A logger that writes to `file` (appending JSON lines) or, without one, to standard error.
+
+    `process` is the role (`worker`), `id` this process's name; `level` is debug, info, warning or error.
+    """
+    import structlog
+
+    stream: IO[str] = sys.stderr if file is None else _open(file)
+    is_terminal = file is None and stream.isatty()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24)
+        if is_terminal
+        else structlog.processors.JSONRenderer(default=str)
+    )
+    stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal)
+    logger: Logger = structlog.wrap_logger(
+        structlog.PrintLogger(stream),
+        processors=[structlog.processors.add_log_level, stamp, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        process=process,
+        id=id,
+        **bound,
+    )
+    return logger
+
+
+def _open(file: Path) -> IO[str]:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file.open("a", buffering=1, encoding="utf-8")
