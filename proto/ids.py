@@ -48,4 +48,4 @@ class ContributionId(NamedTuple):
 
 def is_name(text: str) -> bool:
     """Whether `text` may name a run, a learner or a region."""
-    return re.match(NAME_PATTERN, text) is not None
+    return re.fullmatch(NAME_PATTERN, text) is not None

@@ -1,0 +1,100 @@
+"""Bytes that never change: a message written by an older isles must mean the same for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isles.proto.ids import ContributionId
+from isles.proto.messages import (
+    MESSAGES,
+    Accepted,
+    AskVersion,
+    BlobRef,
+    Chunk,
+    Contribution,
+    Credit,
+    Error,
+    Fetch,
+    Grant,
+    Hello,
+    Hint,
+    Lease,
+    Message,
+    Offer,
+    Progress,
+    Row,
+    VersionInfo,
+    VersionReply,
+    pack,
+    unpack,
+)
+
+ID = ContributionId("us-0", 3, "0123456789abcdef", 17)
+BLOB = BlobRef(digest="5e" * 32, size_bytes=99)
+
+MESSAGES_BY_NAME: dict[str, Message] = {
+    "hello": Hello(request=1, role="worker", id="us-0", incarnation="0123456789abcdef", region="us"),
+    "progress": Progress(request=2, session="aa" * 8, steps=24, tokens=4096, step_seconds=0.25),
+    "offer": Offer(
+        request=3,
+        session="aa" * 8,
+        contribution=Contribution(
+            id=ID,
+            base_version=4,
+            blob=BLOB,
+            codec="int4",
+            tokens=4096,
+            steps=24,
+            seconds=1.5,
+            norms=(1.0, 0.25),
+            cursor={7: 12},
+        ),  # fmt: skip
+    ),
+    "grant": Grant(request=3, transfer=8, offset=1 << 20, credit_chunks=8),
+    "accepted": Accepted(request=3, id=ID),
+    "chunk": Chunk(session="aa" * 8, transfer=8, offset=1 << 20),
+    "credit": Credit(transfer=8, offset=1 << 21),
+    "fetch": Fetch(request=9, session="aa" * 8, transfer=9, digest="5e" * 32),
+    "ask_version": AskVersion(request=4, session="aa" * 8, fragment=3, base_version=4),
+    "version_reply": VersionReply(
+        request=4,
+        head=VersionInfo(fragment=3, version=5, epoch=1, parameters_sha256="7a" * 32, tokens_total=4096, update=BLOB),
+        updates=(BLOB,),
+        row=Row(id=ID, state="merged", settled_in=5, cursor={7: 12}, tokens=4096),
+    ),
+    "lease": Lease(request=5, session="bb" * 8, fragments=(0, 1)),
+    "hint": Hint(broker_incarnation="cc" * 8, seq=812, kind="version", fragment=3, version=17),
+    "error": Error(request=6, code="conflict", text="no"),
+}
+
+TAGS = {
+    1: "Hello", 2: "Welcome", 3: "Init", 4: "Initialised", 5: "Progress", 6: "Alive", 7: "Leave",
+    10: "Offer", 11: "Grant", 12: "Accepted", 13: "Expired", 14: "Merged", 15: "Rejected", 16: "Fenced",
+    17: "RetryAfter", 18: "Upload", 19: "Stored", 20: "Chunk", 21: "Credit", 22: "Fetch",
+    30: "AskVersion", 31: "VersionReply", 32: "AskHeads", 33: "Heads", 34: "AskHistory", 35: "History",
+    40: "Lease", 41: "Leased", 42: "List", 43: "Listing", 44: "Settle", 45: "Settled",
+    46: "Commit", 47: "Committed", 48: "Stale",
+    50: "Shards", 51: "ShardsLeased", 52: "Report", 53: "Done", 54: "AskStatus", 55: "Status",
+    60: "Hint", 61: "Error",
+}  # fmt: skip
+
+
+GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "golden_vectors.json").read_text())
+"""Name -> header bytes in hexadecimal."""
+
+
+@pytest.mark.parametrize("name", MESSAGES_BY_NAME)
+def test_a_message_is_packed_to_the_bytes_it_always_was(name: str) -> None:
+    assert pack(MESSAGES_BY_NAME[name]).hex() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", MESSAGES_BY_NAME)
+def test_bytes_of_long_ago_mean_what_they_always_meant(name: str) -> None:
+    assert unpack(bytes.fromhex(GOLDEN[name])) == MESSAGES_BY_NAME[name]
+
+
+def test_tags_keep_their_meaning() -> None:
+    assert {tag: cls.__name__ for tag, cls in MESSAGES.items()} == TAGS
