@@ -7,9 +7,11 @@ that `isles --help` does.
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 
 class Logger(Protocol):
@@ -53,14 +55,34 @@ class ListLogger:
         return [event for _, event, _ in self.records]
 
 
-def make_logger(process: str, id: str, *, file: Path | None = None, level: str = "info", **bound: Any) -> Logger:
-    """A logger that writes to `file` (appending JSON lines) or, without one, to standard error.
+class _AppendingFile(io.TextIOBase):
+    """A log file that is opened for each line, so that a whole line is one write, nothing is left open, and the file
+    may be moved away while the process runs."""
 
-    `process` is the role (`worker`), `id` this process's name; `level` is debug, info, warning or error.
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._pending = ""
+
+    def write(self, text: str) -> int:
+        self._pending += text
+        return len(text)
+
+    def flush(self) -> None:
+        pending, self._pending = self._pending, ""
+        if pending:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(pending)
+
+
+def make_logger(process: str, name: str, *, file: Path | None = None, level: str = "info", **bound: Any) -> Logger:
+    """A logger that appends JSON lines to `file` or, without one, writes to standard error.
+
+    `process` is the role (`worker`), `name` this process's id; `level` is debug, info, warning or error.
     """
     import structlog
 
-    stream: IO[str] = sys.stderr if file is None else _open(file)
+    stream: Any = sys.stderr if file is None else _AppendingFile(file)
     is_terminal = file is None and stream.isatty()
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24)
@@ -70,15 +92,21 @@ def make_logger(process: str, id: str, *, file: Path | None = None, level: str =
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_terminal else "iso", utc=not is_terminal)
     logger: Logger = structlog.wrap_logger(
         structlog.PrintLogger(stream),
-        processors=[structlog.processors.add_log_level, stamp, structlog.processors.format_exc_info, renderer],
+        processors=[
+            structlog.processors.add_log_level,
+            stamp,
+            structlog.processors.format_exc_info,
+            _put_first_things_first,
+            renderer,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         process=process,
-        id=id,
+        id=name,
         **bound,
     )
     return logger
 
 
-def _open(file: Path) -> IO[str]:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file.open("a", buffering=1, encoding="utf-8")
+def _put_first_things_first(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    first = ("timestamp", "level", "process", "id", "event")
+    return {key: event[key] for key in first if key in event} | {k: v for k, v in event.items() if k not in first}
