@@ -12,7 +12,8 @@
     |-- RefusedError          a broker refused this process for good; the text says why
     |   `-- FencedError       a newer incarnation of this process exists
     |-- UnreachableError      nobody answered in the time that was given
-    `-- NonFiniteError        this process computed NaN or infinity
+    |-- NonFiniteError        this process computed NaN or infinity
+    `-- RangeError            this process computed values that the chosen codec cannot represent
 
 A message says whose fault it is, what happened, where, and what to do about it. Commands print it as one sentence and
 exit with the class's `exit_code`.
@@ -81,3 +82,7 @@ class UnreachableError(IslesError):
 
 class NonFiniteError(IslesError, ArithmeticError):
     """This process computed NaN or infinity; the value was not sent."""
+
+
+class RangeError(IslesError, ArithmeticError):
+    """This process computed values too large for the chosen codec; nothing was sent."""

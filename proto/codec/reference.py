@@ -1,0 +1,214 @@
+"""The codecs in numpy: what every other implementation must equal, bit for bit.
+
+Work goes chunk by chunk through small scratch arrays, which stay in the processor's cache; whole-vector temporaries
+would cost several times the run time and a copy of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from isles.proto.codec.frame import Buffer, PayloadHeader, pack, refusal, unpack
+from isles.proto.codec.scales import check_magnitudes, choose_scales, read_scales
+from isles.proto.codec.table import (
+    BLOCK_VALUES,
+    CODECS_BY_NAME,
+    SCALE_BYTES,
+    VALUE_BYTES,
+    BlockCodec,
+    PlaneCodec,
+    codec_named,
+)
+
+Vector = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BLOCKS: Final = 512
+"""Blocks handled at a time: 256 KiB of values, so that values and scratch fit a second-level cache."""
+
+CHUNK_VALUES: Final = CHUNK_BLOCKS * BLOCK_VALUES
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A payload and what its encoder knows about it."""
+
+    payload: bytes
+    is_zero: bool
+    """Whether every value decodes to zero, so that sending the payload would tell nothing."""
+
+
+def encode(name: str, values: Vector) -> bytes:
+    """The payload of `values` ([n] float32, n >= 1) in codec `name`; equal values give equal bytes.
+
+    Raises NonFiniteError if a value is NaN or infinite, RangeError if one is too large for the codec, ConfigError for
+    an unknown codec, TypeError or ValueError for anything but a vector of singles.
+    """
+    return encode_with_stats(name, values).payload
+
+
+def encode_with_stats(name: str, values: Vector) -> Encoded:
+    """Like `encode`, and says whether the payload decodes to zeros only."""
+    codec = codec_named(name)
+    vector = _checked(values)
+    if isinstance(codec, BlockCodec):
+        return _encode_blocks(codec, vector)
+    return _encode_planes(codec, vector)
+
+
+def decode(payload: Buffer, *, num_values: int, allow_nonfinite: bool = False) -> Vector:
+    """The values ([num_values] float32, a new array) of a payload that came from a peer.
+
+    Only codecs that can carry NaN and infinity (fp32, bf16) are affected by `allow_nonfinite`; without it such values
+    are refused. Raises PayloadError for whatever is wrong with the payload, before any of it is used.
+    """
+    header, raw = unpack(payload, num_values=num_values)
+    codec = CODECS_BY_NAME[header.codec]
+    if isinstance(codec, BlockCodec):
+        return _decode_blocks(codec, header, raw)
+    return _decode_planes(codec, header, raw, allow_nonfinite)
+
+
+def is_zero_magnitude(codec: PlaneCodec, magnitude: float) -> bool:
+    """Whether `codec` rounds values up to `magnitude` to zero."""
+    bits = int(np.float32(abs(magnitude)).view(np.uint32))
+    return (bits + codec.rounding) >> (8 * codec.first_byte) == 0
+
+
+def _encode_planes(codec: PlaneCodec, vector: Vector) -> Encoded:
+    magnitudes = np.array([_magnitude(vector[first:last]) for first, last in _spans(vector.size)], np.float32)
+    check_magnitudes(codec, magnitudes, span=CHUNK_VALUES)
+    raw = np.empty((codec.planes, vector.size), np.uint8)
+    for first, last in _spans(vector.size):
+        bits = vector[first:last].view(np.uint32) + np.uint32(codec.rounding)
+        octets = bits.view(np.uint8).reshape(-1, VALUE_BYTES)
+        for plane in range(codec.planes):
+            raw[plane, first:last] = octets[:, codec.first_byte + plane]
+    payload = pack(codec, num_values=vector.size, scale_exponent=0, raw=raw.reshape(-1).data)
+    return Encoded(payload, is_zero_magnitude(codec, float(magnitudes.max())))
+
+
+def _decode_planes(codec: PlaneCodec, header: PayloadHeader, raw: bytes, allow_nonfinite: bool) -> Vector:
+    planes = np.frombuffer(raw, np.uint8).reshape(codec.planes, header.num_values)
+    vector = np.zeros(header.num_values, np.float32)
+    octets = vector.view(np.uint8).reshape(-1, VALUE_BYTES)
+    for first, last in _spans(vector.size):
+        for plane in range(codec.planes):
+            octets[first:last, codec.first_byte + plane] = planes[plane, first:last]
+        if not allow_nonfinite and not np.isfinite(_magnitude(vector[first:last])):
+            raise refusal(f"NaN or infinity within its values {first} to {last - 1}")
+    return vector
+
+
+def _encode_blocks(codec: BlockCodec, vector: Vector) -> Encoded:
+    blocks = codec.num_blocks(vector.size)
+    magnitudes = np.empty(blocks, np.float32)
+    scratch = np.empty((2, min(blocks, CHUNK_BLOCKS), BLOCK_VALUES), np.float32)
+    for first, last in _spans(blocks, CHUNK_BLOCKS):
+        absolute = np.abs(_rows(vector, first, last), out=scratch[0, : last - first])
+        np.max(absolute, axis=1, out=magnitudes[first:last])
+    check_magnitudes(codec, magnitudes, span=BLOCK_VALUES)
+
+    scales = choose_scales(codec, magnitudes)
+    raw = np.empty(codec.raw_bytes(vector.size), np.uint8)
+    raw[: blocks * SCALE_BYTES] = scales.stored.view(np.uint8)
+    codes = raw[blocks * SCALE_BYTES :].reshape(blocks, codec.block_bytes)
+    for first, last in _spans(blocks, CHUNK_BLOCKS):
+        ratio, level = scratch[:, : last - first]
+        np.divide(_rows(vector, first, last), scales.divisors[first:last, None], out=ratio)
+        _round_half_to_zero(ratio, out=level)
+        # A scale rounded down to a half leaves a ratio of at most level_max * (1 + 2^-11): no level exceeds the range.
+        level += codec.level_max
+        _pack_codes(codec, level.astype(np.uint8), out=codes[first:last])
+    payload = pack(codec, num_values=vector.size, scale_exponent=scales.exponent, raw=raw.data)
+    # The largest value of a block always gets the level level_max, so only a zero scale makes a block zero.
+    return Encoded(payload, not scales.stored.any())
+
+
+def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Vector:
+    factors = read_scales(codec, header, raw)
+    codes = read_codes(codec, header, raw)
+    vector = np.empty(header.num_values, np.float32)
+    scratch = np.empty((min(len(codes), CHUNK_BLOCKS), BLOCK_VALUES), np.float32)
+    for first, last in _spans(len(codes), CHUNK_BLOCKS):
+        level = scratch[: last - first]
+        _unpack_codes(codec, codes[first:last], out=level)
+        level -= codec.level_max
+        level *= factors[first:last, None]
+        part = vector[first * BLOCK_VALUES : last * BLOCK_VALUES]
+        part[:] = level.reshape(-1)[: part.size]
+    return vector
+
+
+def read_codes(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Bytes:
+    """The packed codes [blocks, block_bytes] uint8 of a payload's raw form, read-only.
+
+    Raises PayloadError for a code that stands for no level.
+    """
+    blocks = codec.num_blocks(header.num_values)
+    codes = np.frombuffer(raw, np.uint8, offset=blocks * SCALE_BYTES).reshape(blocks, codec.block_bytes)
+    code_max = 2 * codec.level_max
+    for first, last in _spans(blocks, CHUNK_BLOCKS):
+        chunk = codes[first:last]
+        largest = chunk.max() if codec.codes_per_byte == 1 else max((chunk & 15).max(), (chunk >> 4).max())
+        if largest > code_max:
+            raise refusal(f"code {largest} within blocks {first} to {last - 1} stands for no level of {codec.name}")
+    return codes
+
+
+def _pack_codes(codec: BlockCodec, codes: Bytes, *, out: Bytes) -> None:
+    if codec.codes_per_byte == 1:
+        out[:] = codes
+    else:
+        half = codec.block_bytes
+        np.left_shift(codes[:, half:], 4, out=out)
+        out |= codes[:, :half]
+
+
+def _unpack_codes(codec: BlockCodec, codes: Bytes, *, out: Vector) -> None:
+    if codec.codes_per_byte == 1:
+        out[:] = codes
+    else:
+        half = codec.block_bytes
+        out[:, :half] = codes & 15
+        out[:, half:] = codes >> 4
+
+
+def _round_half_to_zero(ratio: Vector, *, out: Vector) -> None:
+    """sign(r) * ceil(|r| - 1/2): the nearest integer, exact halves toward zero, so that rounding never adds work."""
+    np.abs(ratio, out=out)
+    out -= np.float32(0.5)
+    np.ceil(out, out=out)
+    np.copysign(out, ratio, out=out)
+
+
+def _magnitude(part: Vector) -> np.float32:
+    """Largest absolute value, NaN if there is one."""
+    largest: np.float32 = np.maximum(part.max(), -part.min())
+    return largest
+
+
+def _rows(vector: Vector, first: int, last: int) -> Vector:
+    """Blocks `first` to `last` as [blocks, BLOCK_VALUES]: a view, or a copy padded with zeros at the vector's end."""
+    part = vector[first * BLOCK_VALUES : last * BLOCK_VALUES]
+    if part.size < (last - first) * BLOCK_VALUES:
+        part = np.pad(part, (0, (last - first) * BLOCK_VALUES - part.size))
+    return part.reshape(-1, BLOCK_VALUES)
+
+
+def _spans(size: int, step: int = CHUNK_VALUES) -> Iterator[tuple[int, int]]:
+    for first in range(0, size, step):
+        yield first, min(first + step, size)
+
+
+def _checked(values: Vector) -> Vector:
+    if values.dtype != np.float32:
+        raise TypeError(f"values to encode must be float32, these are {values.dtype}")
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"values to encode must be a vector of at least one value, the shape is {values.shape}")
+    return np.ascontiguousarray(values)
