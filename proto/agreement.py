@@ -92,8 +92,12 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="merged tokens (mean over fragments)")
-    rounds: Annotated[int, Field(ge=1)] | None = Field(default=None, description="committed rounds (sum over fragments)")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="merged tokens (mean over fragments) that finish the run"
+    )
+    rounds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="committed rounds (sum over fragments) that finish the run"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -156,7 +156,10 @@ class Client:
         `bytes_max` is the asker's own bound: nothing that a peer sends decides how much memory is taken.
         """
         if blob.size_bytes > bytes_max:
-            return [FetchFailed(blob, f"blob {blob.digest[:12]} has {blob.size_bytes} bytes, at most {bytes_max} are right")]
+            text = (
+                f"blob {blob.digest[:12]} is announced with {blob.size_bytes} bytes; at most {bytes_max} can be right"
+            )
+            return [FetchFailed(blob, text)]
         if any(download.blob.digest == blob.digest for download in self._downloads.values()):
             return []
         download = Download(blob, self._draw_request(), self.limits.credit_chunks, now + STALL_SECONDS)
@@ -217,7 +220,7 @@ class Client:
             case Error() if message.request == self._hello_request and self._hello_deadline is not None:
                 return self._take_hello_error(message)
             case Error() if message.request in self._downloads:
-                return self._take_fetch_error(message, now)
+                return self._take_fetch_error(message)
         asked = self._asked.get(message.request)
         return [] if asked is None else self._take_answer(asked, message, now)
 
@@ -336,6 +339,6 @@ class Client:
         del self._downloads[download.transfer]
         return [FetchFailed(download.blob, text)]
 
-    def _take_fetch_error(self, error: Error, now: float) -> list[Instruction]:
+    def _take_fetch_error(self, error: Error) -> list[Instruction]:
         download = self._downloads.pop(error.request)
         return [FetchFailed(download.blob, error.text)]

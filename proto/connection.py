@@ -76,7 +76,7 @@ class Connection:
         while (left := deadline - self._clock.now()) > 0:
             for news in self.poll(left):
                 raise_if_refused(news)
-                if isinstance(news, kind) and (not isinstance(news, Answered) or news.ask is ask):
+                if isinstance(news, kind) and (ask is None or getattr(news, "ask", None) is ask):
                     return news
         raise UnreachableError(
             f"no broker answered at {address} within {timeout:g} s: is it running there, and do the three ports "

@@ -1,7 +1,7 @@
 """The names of all log events, each with the fields that it always has.
 
 A log line is one event: `event` is a name from here (a noun and what happened to it), `process` and `id` say who says
-it, the other fields are facts. People grep for these names and dashboards count them, so they are part of the interface.
+it, the other fields are facts. People grep for these names and dashboards count them: they are part of the interface.
 """
 
 from __future__ import annotations

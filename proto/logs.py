@@ -57,7 +57,8 @@ class ListLogger:
 
 class _AppendingFile(io.TextIOBase):
     """A log file that is opened for each line, so that a whole line is one write, nothing is left open, and the file
-    may be moved away while the process runs."""
+    may be moved away while the process runs.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

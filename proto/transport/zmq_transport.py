@@ -6,6 +6,7 @@ threads may call.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from typing import Final
@@ -107,10 +108,8 @@ class _Sockets(ABC):
         """Makes a `poll` under way return; callable from any thread."""
         with self._wake_lock:
             if not self._is_closed:
-                try:
+                with contextlib.suppress(zmq.Again):  # so many wakes are waiting that the poll returns anyway
                     self._waker.send(b"", zmq.DONTWAIT)
-                except zmq.Again:
-                    pass  # so many wakes are waiting already that the poll returns anyway
 
     def close(self) -> None:
         """Drops what is unsent; idempotent."""

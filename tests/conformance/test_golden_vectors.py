@@ -51,7 +51,7 @@ MESSAGES_BY_NAME: dict[str, Message] = {
             seconds=1.5,
             norms=(1.0, 0.25),
             cursor={7: 12},
-        ),  # fmt: skip
+        ),
     ),
     "grant": Grant(request=3, transfer=8, offset=1 << 20, credit_chunks=8),
     "accepted": Accepted(request=3, id=ID),

@@ -148,7 +148,10 @@ def test_an_address_names_three_ports(text: str, address: Address) -> None:
     assert Address.parse(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "broker:7700", "udp://b:1", "tcp://b", "tcp://b:0", "tcp://b:65535", "tcp://b:1,2", "tcp://a b:1"])
+NO_ADDRESSES = ["", "broker:7700", "udp://b:1", "tcp://b", "tcp://b:0", "tcp://b:65535", "tcp://b:1,2", "tcp://a b:1"]
+
+
+@pytest.mark.parametrize("text", NO_ADDRESSES)
 def test_what_is_no_address_is_refused_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(ConfigError):
         Address.parse(text)
