@@ -246,7 +246,7 @@ def test_only_vectors_of_values_are_encoded(encode: Callable[[str, Vector], byte
     with pytest.raises(ValueError, match="vector"):
         encode("fp32", np.ones((2, 2), np.float32))
     with pytest.raises(TypeError, match="float32"):
-        encode("fp32", np.ones(2, np.float64))  # type: ignore[arg-type]
+        encode("fp32", np.ones(2, np.float64))
 
 
 def test_narrower_floats_and_strided_views_are_encoded_as_the_singles_they_are() -> None:

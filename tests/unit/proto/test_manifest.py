@@ -238,14 +238,35 @@ def changed(data: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def test_anything_but_a_manifest_is_refused_when_read(manifest: Manifest) -> None:
     data = manifest.to_dict()
     rows = data["tensors"]
-    bad: list[object] = [None, [], "text", {}, changed(data, more=1), {**data, "format": 2}, {**data, "format": True}]
-    bad += [changed(data, tensors=value) for value in (None, {}, rows * 2, rows[::-1], [[]], [None], [rows[0][:4]])]
-    bad += [changed(data, tensors=[row, *rows[1:]]) for row in ([7, [1], "float32", "parameter", 0],
-            ["a", 1, "float32", "parameter", 0], ["a", [1], [], "parameter", 0], ["a", [1], "float32", {}, 0],
-            ["a", [1], "float32", "parameter", True], ["a", [1], "float32", "parameter", -1],
-            ["a", [1], "float32", "parameter", 10**30], [["a"], [1], "float32", "parameter", 0])]  # fmt: skip
-    bad += [changed(data, aliases=value) for value in (None, [], {"a": 1}, {1: "mask"}, {"a": "nowhere"})]
-    bad += [changed(data, num_fragments=value) for value in (2, 4, True, None, "3", 3.0)]
+    odd_rows: list[object] = [
+        [],
+        None,
+        rows[0][:4],
+        [7, [1], "float32", "parameter", 0],
+        [["a"], [1], "float32", "parameter", 0],
+        ["a", 1, "float32", "parameter", 0],
+        ["a", [1], [], "parameter", 0],
+        ["a", [1], "float32", {}, 0],
+        ["a", [1], "float32", "parameter", True],
+        ["a", [1], "float32", "parameter", -1],
+        ["a", [1], "float32", "parameter", 10**30],
+    ]
+    odd_tables: list[object] = [None, {}, rows * 2, rows[::-1]]
+    odd_aliases: list[object] = [None, [], {"a": 1}, {1: "mask"}, {"a": "nowhere"}]
+    odd_counts: list[object] = [2, 4, True, None, "3", 3.0]
+    bad: list[object] = [
+        None,
+        [],
+        "text",
+        {},
+        changed(data, more=1),
+        changed(data, format=2),
+        changed(data, format=True),
+    ]
+    bad += [changed(data, tensors=[row, *rows[1:]]) for row in odd_rows]
+    bad += [changed(data, tensors=table) for table in odd_tables]
+    bad += [changed(data, aliases=aliases) for aliases in odd_aliases]
+    bad += [changed(data, num_fragments=count) for count in odd_counts]
     for value in bad:
         with pytest.raises(MessageError, match="a peer's manifest"):
             Manifest.from_dict(value)
