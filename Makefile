@@ -30,6 +30,7 @@ help: ## list the targets
 	@sed -n '2,/^$$/s/^#//p' Makefile
 
 setup: $(VENV)/.installed-dev ## make .venv and install everything, tools included (TORCH_SOURCE=...)
+	@:
 
 demo: $(VENV)/.installed-train ## train the demo model on this machine in a few minutes
 	@$(BIN)/isles up --run-dir $(RUN_DIR) $(UP_FLAGS)
