@@ -22,6 +22,8 @@ PURE_MODULES = (
     "proto.ids",
     "proto.manifest",
     "proto.messages",
+    "workers.books",
+    "workers.orders",
     "workers.session",
 )
 

@@ -1,0 +1,450 @@
+"""One learner's books over all its fragments: what to contribute, what to apply, what to discard. Pure.
+
+    facts in (handle)                                orders out
+    StepTaken, Boundary                              TakeAccount: copy U, encode it, offer it under this id
+    Cued, VersionArrived                             ApplyVersion, Reset: change the live parameters
+    PayloadEncoded, PayloadFailed                    AskVersion, ForgetPayload
+    Accepted, Expired, Merged, Rejected, Fenced      Await: deterministic runs wait here
+    Welcomed, DrainRequested                         Log, Stop
+
+Parameters change only in answer to StepTaken and Boundary, between two inner steps: first every newly received version
+is applied, then what is due is contributed. A fragment has at most one open contribution, whose fate is not known yet.
+Its tokens, steps and seconds obey the same rules as its parameters (`isles.workers.account`): they are subtracted when
+a version that contains it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from isles.proto.agreement import SyncSettings
+from isles.proto.ids import ContributionId
+from isles.proto.messages import Expired, Fenced, Merged, Rejected, Row
+from isles.workers.books import (
+    FragmentBooks,
+    OpenContribution,
+    compare_at_restart,
+    first_clock,
+    is_merged,
+    is_pending,
+    is_rejected,
+)
+from isles.workers.orders import (
+    Answer,
+    ApplyVersion,
+    AskVersion,
+    Await,
+    Boundary,
+    Cued,
+    DrainRequested,
+    Event,
+    ForgetPayload,
+    Instruction,
+    Log,
+    PayloadEncoded,
+    PayloadFailed,
+    Reset,
+    StepTaken,
+    Stop,
+    TakeAccount,
+    VersionArrived,
+    Welcomed,
+)
+
+__all__ = [
+    "NOT_FINITE",
+    "ApplyVersion",
+    "AskVersion",
+    "Await",
+    "Boundary",
+    "Cued",
+    "DrainRequested",
+    "Event",
+    "ForgetPayload",
+    "FragmentBooks",
+    "Instruction",
+    "Log",
+    "OpenContribution",
+    "PayloadEncoded",
+    "PayloadFailed",
+    "Reset",
+    "Session",
+    "StepTaken",
+    "Stop",
+    "TakeAccount",
+    "VersionArrived",
+    "Welcomed",
+]
+
+NOT_FINITE: Final = "not finite"
+"""A reason with these words says that NaN or infinity was found: the inner optimizer's state is then suspect too."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Facts about a fragment that wait for the next boundary; a crash may lose them, the store says them again."""
+
+    arrived: VersionArrived | None = None
+    rejection: str | None = None
+    failure: PayloadFailed | None = None
+    cue: int | None = None
+    is_zero: bool = False
+    """U was encoded to zeros, and nothing has changed since."""
+
+
+class Session:
+    """The state machine; `restored`, `cursor` and `num_steps` come from a checkpoint, if there is one."""
+
+    def __init__(
+        self,
+        sync: SyncSettings,
+        learner: str,
+        incarnation: str,
+        *,
+        restored: Sequence[FragmentBooks] | None = None,
+        cursor: Mapping[int, int] | None = None,
+        num_steps: int = 0,
+    ) -> None:
+        self.sync = sync
+        self.learner = learner
+        self.incarnation = incarnation
+        self.num_steps = num_steps
+        self.cursor: dict[int, int] = dict(cursor or {})
+        self.is_draining = False
+        self.is_stopped = False
+        self._is_joined = False
+        self._is_exact_drain = False
+        self._num_drawn = 0
+        count = sync.num_fragments
+        if restored is None:
+            clocks = [first_clock(fragment, count, sync.interval_steps) for fragment in range(count)]
+            restored = [FragmentBooks(fragment, clock=clock) for fragment, clock in enumerate(clocks)]
+        assert [one.fragment for one in restored] == list(range(count)), "one entry per fragment, in order"
+        self.books: tuple[FragmentBooks, ...] = tuple(replace(one) for one in restored)
+        self._pending = tuple(_Pending() for _ in self.books)
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every fragment holds a version."""
+        return all(books.base is not None for books in self.books)
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Fragment -> the version held, for fragments that hold one."""
+        return {books.fragment: books.base for books in self.books if books.base is not None}
+
+    @property
+    def tokens_merged(self) -> float:
+        """Tokens of all learners in the versions held: mean over fragments, since each fragment counts each token."""
+        return sum(books.tokens_total for books in self.books) / len(self.books)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing of this learner's work is outside the versions it holds."""
+        return not any(books.open or self._has_work(books) for books in self.books)
+
+    def checkpoint_books(self) -> tuple[FragmentBooks, ...]:
+        """A copy of the books, for a checkpoint cut at this boundary."""
+        return tuple(replace(books) for books in self.books)
+
+    # ---------------------------------------------------------------------------------------------------------- events
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Takes one fact; returns what to do about it, in order. `now` is in seconds of the shell's clock."""
+        if self.is_stopped:
+            return []
+        match event:
+            case StepTaken():
+                self._count(event)
+                return self._cross_boundary()
+            case Boundary():
+                return self._cross_boundary()
+            case Welcomed():
+                return self._take_welcome(event)
+            case DrainRequested():
+                self.is_draining, self._is_exact_drain = True, event.is_exact
+                return []
+            case PayloadEncoded():
+                return self._take_encoded(event)
+            case Cued() | VersionArrived() | PayloadFailed():
+                self._note(event)
+                return []
+        return self._take_answer(event)
+
+    def _note(self, event: Cued | VersionArrived | PayloadFailed) -> None:
+        """Keeps a fact for the next boundary. Versions may be skipped, but the row is that of the newest reply."""
+        match event:
+            case Cued():
+                base = self.books[event.fragment].base
+                if base is None or event.version >= base:
+                    self._pending[event.fragment].cue = event.version
+            case VersionArrived():
+                pending = self._pending[event.fragment]
+                if pending.arrived is None or event.version >= pending.arrived.version:
+                    pending.arrived = event
+            case PayloadFailed() if self._opened(event.id):
+                self._pending[event.id.fragment].failure = event
+
+    def _take_answer(self, answer: Answer) -> list[Instruction]:
+        """The contribution stays open when ACCEPTED, and also when MERGED: until a version that has it is applied."""
+        if isinstance(answer, Fenced):
+            return self._take_fenced()
+        books = self._opened(answer.id)
+        if books is None:
+            return []
+        match answer:
+            case Expired():
+                return self._take_expired(books, answer.head)
+            case Rejected():
+                self._pending[books.fragment].rejection = answer.reason
+            case Merged():
+                return [AskVersion(books.fragment, books.base)]
+        return []
+
+    def _count(self, step: StepTaken) -> None:
+        self.num_steps += 1
+        self.cursor.update(step.cursor)
+        for books, pending in zip(self.books, self._pending, strict=True):
+            books.tokens += step.tokens
+            books.seconds += step.seconds
+            books.steps += 1
+            books.clock += 1
+            pending.is_zero = False
+
+    def _take_encoded(self, event: PayloadEncoded) -> list[Instruction]:
+        books = self._opened(event.id)
+        if books is None or not event.is_zero:
+            return []
+        self._pending[books.fragment].is_zero = True
+        return self._close(books)
+
+    def _take_expired(self, books: FragmentBooks, head: int) -> list[Instruction]:
+        """The work stays in the account and is offered again from a newer base."""
+        books.hold = head
+        books.clock = max(books.clock, self.sync.interval_steps)
+        return [*self._close(books), AskVersion(books.fragment, books.base)]
+
+    def _take_fenced(self) -> list[Instruction]:
+        self.is_stopped = True
+        text = f"a newer incarnation of learner {self.learner} exists: this process must end"
+        return [Stop(is_fenced=True, text=text)]
+
+    def _take_welcome(self, welcome: Welcomed) -> list[Instruction]:
+        """The comparison at restart; a later welcome, of a broker that was away, changes nothing."""
+        if self._is_joined:
+            return []
+        self._is_joined = True
+        rows = {row.id.fragment: row for row in welcome.rows}
+        heads = {head.fragment: head.version for head in welcome.heads}
+        instructions: list[Instruction] = []
+        for books in self.books:
+            head = heads.get(books.fragment, 0)
+            if books.base is not None and books.base > head:
+                return self._refuse_older_store(books, head)
+            instructions += self._restart(books, rows.get(books.fragment))
+        for row in welcome.rows:
+            for shard, position in row.cursor.items():
+                self.cursor[shard] = max(position, self.cursor.get(shard, 0))
+        return instructions
+
+    def _restart(self, books: FragmentBooks, row: Row | None) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        match compare_at_restart(books, row):
+            case "drop open":
+                instructions += self._close(books)
+            case "start over":
+                instructions += self._close(books)
+                if books.base is not None:
+                    instructions.append(self._log_reset(books, "the store is ahead of the checkpoint"))
+                books.base = None
+                books.tokens, books.steps, books.seconds, books.hold = 0, 0, 0.0, 0
+        return [*instructions, AskVersion(books.fragment, books.base)]
+
+    def _refuse_older_store(self, books: FragmentBooks, head: int) -> list[Instruction]:
+        self.is_stopped = True
+        text = (
+            f"learner {self.learner} has version {books.base} of fragment {books.fragment} in its checkpoint, but the "
+            f"broker's newest is {head}: its store is older than this run or another one's; give this worker an empty "
+            "checkpoint folder, or the broker the right store"
+        )
+        return [Stop(is_fenced=False, text=text)]
+
+    # -------------------------------------------------------------------------------------------------------- boundary
+
+    def _cross_boundary(self) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for books in self.books:
+            instructions += self._settle(books)
+        if not any(isinstance(one, Await) for one in instructions):
+            instructions += self._contribute()
+            if self.sync.overlap_steps == 0:
+                instructions += [Await(books.fragment) for books in self.books if self._must_wait(books)]
+        return instructions
+
+    def _settle(self, books: FragmentBooks) -> list[Instruction]:
+        """Does what the facts about one fragment ask for, now that the live parameters may be changed."""
+        pending = self._pending[books.fragment]
+        if pending.failure is not None:
+            failure, pending.failure = pending.failure, None
+            return self._reset(books, books.last, failure.reason, failure.is_not_finite)
+        if pending.rejection is not None and books.open is not None:
+            return self._reset(books, books.open.id, pending.rejection, NOT_FINITE in pending.rejection)
+        arrival = pending.arrived
+        if self._must_wait(books):
+            return [Await(books.fragment)]
+        if arrival is None or self._is_early(books):
+            return []
+        if books.base is None:
+            return self._take_head(books, arrival)
+        instructions: list[Instruction] = []
+        if is_rejected(arrival.row, books.open):
+            assert books.open is not None
+            assert arrival.row is not None
+            if books.open.has_payload:
+                reason = arrival.row.reason
+                return self._reset(books, books.open.id, reason, NOT_FINITE in reason)
+            books.last = books.open.id
+            instructions += self._close(books)
+        pending.arrived = None
+        if arrival.version > books.base:
+            instructions += self._apply(books, arrival)
+        return instructions
+
+    def _apply(self, books: FragmentBooks, arrival: VersionArrived) -> list[Instruction]:
+        """Applying version w: subtracts the own contribution if the row says that w contains it."""
+        closed = books.open if is_merged(arrival.row, books.open, arrival.version) else None
+        subtract = closed.id if closed is not None and closed.has_payload else None
+        base = books.base
+        instructions: list[Instruction] = [ApplyVersion(books.fragment, arrival.version, subtract)]
+        if closed is not None:
+            books.tokens -= closed.tokens
+            books.steps -= closed.steps
+            books.seconds = max(0.0, books.seconds - closed.seconds)
+            books.last = closed.id
+            instructions += self._close(books)
+            instructions.append(self._log_merged(closed.id, arrival.version))
+        if self.sync.apply_rule == "overwrite" and self.sync.books == "published":
+            books.tokens, books.steps, books.seconds = 0, 0, 0.0  # the unmerged work is gone, as in the papers
+        self._hold(books, arrival)
+        fields = {"learner": self.learner, "fragment": books.fragment, "version": arrival.version, "base_version": base}
+        return [*instructions, Log("debug", "version.applied", fields)]
+
+    def _take_head(self, books: FragmentBooks, arrival: VersionArrived) -> list[Instruction]:
+        """Begins with the head. A pending contribution of an earlier incarnation is open, with nothing to subtract."""
+        row = arrival.row
+        if row is not None and is_pending(row, arrival.version):
+            books.open = OpenContribution(row.id, has_payload=False, taken_at=self.num_steps)
+        else:
+            books.last = None if row is None else row.id
+        self._pending[books.fragment].arrived = None
+        self._hold(books, arrival)
+        return [Reset(books.fragment, arrival.version)]
+
+    def _reset(
+        self, books: FragmentBooks, last: ContributionId | None, reason: str, is_not_finite: bool
+    ) -> list[Instruction]:
+        """Discards the unmerged work: parameters and anchor become the newest version that is here."""
+        pending = self._pending[books.fragment]
+        arrival, pending.arrived = pending.arrived, None
+        log = self._log_reset(books, reason)
+        instructions = self._close(books)
+        books.last = last
+        books.tokens, books.steps, books.seconds = 0, 0, 0.0
+        version = None
+        if arrival is not None and (books.base is None or arrival.version > books.base):
+            version = arrival.version
+            self._hold(books, arrival)
+        return [Reset(books.fragment, version, is_not_finite), *instructions, log]
+
+    def _hold(self, books: FragmentBooks, arrival: VersionArrived) -> None:
+        """This version is the base from now on."""
+        books.base, books.tokens_total = arrival.version, arrival.tokens_total
+        pending = self._pending[books.fragment]
+        pending.is_zero = False
+        if pending.cue is not None and pending.cue < arrival.version:
+            pending.cue = None  # that round is over
+
+    # ---------------------------------------------------------------------------------------------------- contributing
+
+    def _contribute(self) -> list[Instruction]:
+        """Cued and drained fragments all at once; by the own clock as few at a time as keeps up with it."""
+        able = [books for books in self.books if self._is_able(books)]
+        urgent = [books for books in able if self._is_urgent(books)]
+        due = [books for books in able if books not in urgent and books.clock >= self.sync.interval_steps]
+        due.sort(key=lambda books: (-books.clock, books.fragment))
+        num_at_once = ceil(len(self.books) / self.sync.interval_steps)
+        return [self._take_account(books) for books in (*urgent, *due[:num_at_once])]
+
+    def _is_able(self, books: FragmentBooks) -> bool:
+        return books.base is not None and books.open is None and books.base >= books.hold and self._has_work(books)
+
+    def _has_work(self, books: FragmentBooks) -> bool:
+        if self._pending[books.fragment].is_zero:
+            return False
+        return books.tokens > 0 or (self.is_draining and self._is_exact_drain)
+
+    def _is_urgent(self, books: FragmentBooks) -> bool:
+        if self.is_draining:
+            return True
+        cue = self._pending[books.fragment].cue
+        return cue is not None and self.sync.has_cues and not self.sync.is_deterministic
+
+    def _take_account(self, books: FragmentBooks) -> TakeAccount:
+        self._num_drawn += 1
+        drawn = ContributionId(self.learner, books.fragment, self.incarnation, self._num_drawn)
+        books.open = OpenContribution(drawn, books.tokens, books.steps, books.seconds, taken_at=self.num_steps)
+        books.clock = 0
+        self._pending[books.fragment].cue = None
+        assert books.base is not None
+        cursor = dict(self.cursor)
+        return TakeAccount(books.fragment, drawn, books.base, books.tokens, books.steps, books.seconds, cursor)
+
+    def _opened(self, named: ContributionId) -> FragmentBooks | None:
+        """The books in which this contribution is open; anything about another one is old news."""
+        if not 0 <= named.fragment < len(self.books):
+            return None
+        books = self.books[named.fragment]
+        return books if books.open is not None and books.open.id == named else None
+
+    def _close(self, books: FragmentBooks) -> list[Instruction]:
+        closed, books.open = books.open, None
+        self._pending[books.fragment].rejection = None
+        return [] if closed is None else [ForgetPayload(closed.id)]
+
+    # -------------------------------------------------------------------------------------------------- deterministic
+
+    def _waits(self, books: FragmentBooks) -> bool:
+        return self.sync.is_deterministic and not self.is_draining and books.open is not None
+
+    def _due_step(self, books: FragmentBooks) -> int:
+        assert books.open is not None
+        return books.open.taken_at + ceil(self.sync.overlap_steps)
+
+    def _is_early(self, books: FragmentBooks) -> bool:
+        """Whether a version that arrived must lie until tau steps after the contribution."""
+        return self._waits(books) and self.num_steps < self._due_step(books)
+
+    def _must_wait(self, books: FragmentBooks) -> bool:
+        """Whether tau steps have passed and nothing has settled the contribution yet."""
+        if not self._waits(books) or self.num_steps < self._due_step(books):
+            return False
+        arrival = self._pending[books.fragment].arrived
+        if arrival is None:
+            return True
+        row = arrival.row
+        return not (is_merged(row, books.open, arrival.version) or is_rejected(row, books.open))
+
+    # ------------------------------------------------------------------------------------------------------------- log
+
+    def _log_reset(self, books: FragmentBooks, reason: str) -> Log:
+        fields = {"learner": self.learner, "fragment": books.fragment, "reason": reason, "tokens": books.tokens}
+        return Log("warning", "learner.reset", fields)
+
+    def _log_merged(self, merged: ContributionId, version: int) -> Log:
+        fields = {"learner": merged.learner, "fragment": merged.fragment, "number": merged.number, "version": version}
+        return Log("debug", "contribution.merged", fields)
