@@ -1,0 +1,100 @@
+"""The sections of the operator's tools, and where the sections of all others are to be found."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from isles.proto.agreement import NotNegative
+from isles.proto.config import FreeSettings
+from isles.proto.ids import is_name
+
+WORKERS_MAX: Final = 256
+"""Processes that one machine is asked to start; above it, somebody mistyped."""
+
+SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "run": ("isles.proto.config", "RunSettings"),
+    "sync": ("isles.proto.agreement", "SyncSettings"),
+    "task": ("isles.workers.task", "TaskSettings"),
+    "worker": ("isles.workers.settings", "WorkerSettings"),
+    "evaluator": ("isles.workers.settings", "EvaluatorSettings"),
+    "outer": ("isles.outer.settings", "OuterSettings"),
+    "broker": ("isles.brokers.settings", "BrokerSettings"),
+    "up": ("isles.ops.settings", "UpSettings"),
+    "log": ("isles.ops.settings", "LogSettings"),
+}
+"""Every section and the model that its component owns; none of these modules needs a tensor library."""
+
+
+class LogSettings(BaseModel):
+    """What a process says, and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least important events that are logged"
+    )
+    file: Path | None = Field(
+        default=None, description="append JSON lines to this file instead of logging to standard error"
+    )
+
+
+class UpSettings(BaseModel):
+    """A run on one machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_dir: Path = Field(
+        default=Path("runs/demo"), description="folder of the run: settings, logs, store, parameters, summary"
+    )
+    workers: Annotated[str, Field(max_length=4096)] = Field(
+        default="us=2,eu=2", description="regions and how many workers each has, as region=count,region=count"
+    )
+    stall_seconds: NotNegative = Field(
+        default=900.0, description="end the run when no round was committed for this many seconds; 0 = never"
+    )
+    drain_seconds: NotNegative = Field(
+        default=60.0, description="seconds that each process gets to hand in and stop before it is killed"
+    )
+    has_evaluator: bool = Field(default=True, description="whether an evaluator validates the global parameters")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parse_workers(self.workers)
+        return self
+
+    @property
+    def worker_ids(self) -> dict[str, str]:
+        """Worker id -> region, in order: us-0, us-1, eu-0."""
+        return {f"{region}-{n}": region for region, count in parse_workers(self.workers).items() for n in range(count)}
+
+
+def parse_workers(text: str) -> dict[str, int]:
+    """Region -> number of workers. Raises ValueError that says how to write it."""
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\d{1,6})\s*", part)
+        if match is None or not is_name(match[1]) or len(match[1]) > 48:
+            raise ValueError(
+                f"up.workers = {text!r:.200}: write it as region=count,region=count, for example us=2,eu=2"
+            )
+        if match[1] in counts:
+            raise ValueError(f"up.workers = {text!r:.200} names the region {match[1]} twice: add the counts up")
+        counts[match[1]] = int(match[2])
+    if not 1 <= sum(counts.values()) <= WORKERS_MAX:
+        raise ValueError(f"up.workers = {text!r:.200}: one machine takes from 1 to {WORKERS_MAX} workers in all")
+    return {region: count for region, count in counts.items() if count}
+
+
+def section_models(*, has_own_task: bool = False) -> dict[str, type[BaseModel]]:
+    """All sections. The section `task` of a task of one's own takes any key, which that task checks."""
+    models: dict[str, type[BaseModel]] = {}
+    for name, (module, cls) in SECTIONS.items():
+        is_free = name == "task" and has_own_task
+        models[name] = FreeSettings if is_free else getattr(importlib.import_module(module), cls)
+    return models
