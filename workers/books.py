@@ -22,7 +22,8 @@ class OpenContribution:
     steps: int = 0
     seconds: float = 0.0
     has_payload: bool = True
-    """False after a restart that found it pending: its work is in nothing held here, so nothing will be subtracted."""
+    """Whether its payload is in the account, and is to be subtracted when it is merged. Not so after a restart that
+    found it pending, or a reset that kept it open."""
     taken_at: int = 0
     """The learner's step number when it was taken."""
 

@@ -63,6 +63,14 @@ class PayloadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class FragmentSpoiled:
+    """NaN or infinity stands in the live parameters of this fragment."""
+
+    fragment: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcomed:
     """The state of the store at the beginning of this incarnation, read in one transaction."""
 
@@ -82,7 +90,16 @@ class DrainRequested:
 
 Answer = Accepted | Expired | Merged | Rejected | Fenced
 Event = (
-    StepTaken | Boundary | Cued | VersionArrived | PayloadEncoded | PayloadFailed | Welcomed | DrainRequested | Answer
+    StepTaken
+    | Boundary
+    | Cued
+    | VersionArrived
+    | PayloadEncoded
+    | PayloadFailed
+    | FragmentSpoiled
+    | Welcomed
+    | DrainRequested
+    | Answer
 )
 
 # -------------------------------------------------------------------------------------------------------- instructions
@@ -160,3 +177,32 @@ class Stop:
 
 
 Instruction = TakeAccount | ApplyVersion | Reset | AskVersion | ForgetPayload | Await | Log | Stop
+
+
+def log_reset(learner: str, fragment: int, tokens: int, reason: str) -> Log:
+    """Work was discarded; that is never silent."""
+    return Log(
+        "warning", "learner.reset", {"learner": learner, "fragment": fragment, "reason": reason, "tokens": tokens}
+    )
+
+
+def log_merged(merged: ContributionId, version: int) -> Log:
+    """An own contribution is in the version that is held now."""
+    fields = {"learner": merged.learner, "fragment": merged.fragment, "number": merged.number, "version": version}
+    return Log("debug", "contribution.merged", fields)
+
+
+def log_applied(learner: str, fragment: int, version: int, base_version: int | None) -> Log:
+    """A newer version is held now."""
+    fields = {"learner": learner, "fragment": fragment, "version": version, "base_version": base_version}
+    return Log("debug", "version.applied", fields)
+
+
+def stop_before_older_store(learner: str, fragment: int, version: int, head: int) -> Stop:
+    """A checkpoint that is ahead of the store belongs to another one."""
+    text = (
+        f"learner {learner} has version {version} of fragment {fragment} in its checkpoint, but the broker's newest is "
+        f"{head}: its store is older than this run or another one's; give this worker an empty checkpoint folder, or "
+        "the broker the right store"
+    )
+    return Stop(is_fenced=False, text=text)

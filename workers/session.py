@@ -42,6 +42,7 @@ from isles.workers.orders import (
     DrainRequested,
     Event,
     ForgetPayload,
+    FragmentSpoiled,
     Instruction,
     Log,
     PayloadEncoded,
@@ -52,6 +53,10 @@ from isles.workers.orders import (
     TakeAccount,
     VersionArrived,
     Welcomed,
+    log_applied,
+    log_merged,
+    log_reset,
+    stop_before_older_store,
 )
 
 __all__ = [
@@ -65,6 +70,7 @@ __all__ = [
     "Event",
     "ForgetPayload",
     "FragmentBooks",
+    "FragmentSpoiled",
     "Instruction",
     "Log",
     "OpenContribution",
@@ -90,6 +96,7 @@ class _Pending:
     arrived: VersionArrived | None = None
     rejection: str | None = None
     failure: PayloadFailed | None = None
+    spoiled: str | None = None
     cue: int | None = None
     is_zero: bool = False
     """U was encoded to zeros, and nothing has changed since."""
@@ -171,12 +178,12 @@ class Session:
                 return []
             case PayloadEncoded():
                 return self._take_encoded(event)
-            case Cued() | VersionArrived() | PayloadFailed():
+            case Cued() | VersionArrived() | PayloadFailed() | FragmentSpoiled():
                 self._note(event)
                 return []
         return self._take_answer(event)
 
-    def _note(self, event: Cued | VersionArrived | PayloadFailed) -> None:
+    def _note(self, event: Cued | VersionArrived | PayloadFailed | FragmentSpoiled) -> None:
         """Keeps a fact for the next boundary. Versions may be skipped, but the row is that of the newest reply."""
         match event:
             case Cued():
@@ -189,6 +196,8 @@ class Session:
                     pending.arrived = event
             case PayloadFailed() if self._opened(event.id):
                 self._pending[event.id.fragment].failure = event
+            case FragmentSpoiled():
+                self._pending[event.fragment].spoiled = event.reason
 
     def _take_answer(self, answer: Answer) -> list[Instruction]:
         """The contribution stays open when ACCEPTED, and also when MERGED: until a version that has it is applied."""
@@ -231,8 +240,7 @@ class Session:
 
     def _take_fenced(self) -> list[Instruction]:
         self.is_stopped = True
-        text = f"a newer incarnation of learner {self.learner} exists: this process must end"
-        return [Stop(is_fenced=True, text=text)]
+        return [Stop(is_fenced=True, text=f"a newer incarnation of learner {self.learner} exists: this one must end")]
 
     def _take_welcome(self, welcome: Welcomed) -> list[Instruction]:
         """The comparison at restart; a later welcome, of a broker that was away, changes nothing."""
@@ -245,7 +253,8 @@ class Session:
         for books in self.books:
             head = heads.get(books.fragment, 0)
             if books.base is not None and books.base > head:
-                return self._refuse_older_store(books, head)
+                self.is_stopped = True
+                return [stop_before_older_store(self.learner, books.fragment, books.base, head)]
             instructions += self._restart(books, rows.get(books.fragment))
         for row in welcome.rows:
             for shard, position in row.cursor.items():
@@ -260,19 +269,11 @@ class Session:
             case "start over":
                 instructions += self._close(books)
                 if books.base is not None:
-                    instructions.append(self._log_reset(books, "the store is ahead of the checkpoint"))
+                    reason = "the store is ahead of the checkpoint"
+                    instructions.append(log_reset(self.learner, books.fragment, books.tokens, reason))
                 books.base = None
                 books.tokens, books.steps, books.seconds, books.hold = 0, 0, 0.0, 0
         return [*instructions, AskVersion(books.fragment, books.base)]
-
-    def _refuse_older_store(self, books: FragmentBooks, head: int) -> list[Instruction]:
-        self.is_stopped = True
-        text = (
-            f"learner {self.learner} has version {books.base} of fragment {books.fragment} in its checkpoint, but the "
-            f"broker's newest is {head}: its store is older than this run or another one's; give this worker an empty "
-            "checkpoint folder, or the broker the right store"
-        )
-        return [Stop(is_fenced=False, text=text)]
 
     # -------------------------------------------------------------------------------------------------------- boundary
 
@@ -289,11 +290,13 @@ class Session:
     def _settle(self, books: FragmentBooks) -> list[Instruction]:
         """Does what the facts about one fragment ask for, now that the live parameters may be changed."""
         pending = self._pending[books.fragment]
-        if pending.failure is not None:
-            failure, pending.failure = pending.failure, None
-            return self._reset(books, books.last, failure.reason, failure.is_not_finite)
+        failure, pending.failure = pending.failure, None
+        if failure is not None:
+            return self._fail(books, books.last, failure.reason, failure.is_not_finite)
         if pending.rejection is not None and books.open is not None:
-            return self._reset(books, books.open.id, pending.rejection, NOT_FINITE in pending.rejection)
+            return self._fail(books, books.open.id, pending.rejection, NOT_FINITE in pending.rejection)
+        if pending.spoiled is not None:
+            return self._reset(books, pending.spoiled, is_not_finite=True)
         arrival = pending.arrived
         if self._must_wait(books):
             return [Await(books.fragment)]
@@ -305,14 +308,14 @@ class Session:
         if is_rejected(arrival.row, books.open):
             assert books.open is not None
             assert arrival.row is not None
-            if books.open.has_payload:
-                reason = arrival.row.reason
-                return self._reset(books, books.open.id, reason, NOT_FINITE in reason)
-            books.last = books.open.id
-            instructions += self._close(books)
-        pending.arrived = None
+            reason = arrival.row.reason
+            instructions += self._fail(books, books.open.id, reason, NOT_FINITE in reason)
         if arrival.version > books.base:
             instructions += self._apply(books, arrival)
+        elif books.open and not books.open.has_payload and is_merged(arrival.row, books.open, books.base):
+            books.last = books.open.id  # the version held contains it, and there was nothing to subtract
+            instructions += self._close(books)
+        pending.arrived = None
         return instructions
 
     def _apply(self, books: FragmentBooks, arrival: VersionArrived) -> list[Instruction]:
@@ -327,12 +330,11 @@ class Session:
             books.seconds = max(0.0, books.seconds - closed.seconds)
             books.last = closed.id
             instructions += self._close(books)
-            instructions.append(self._log_merged(closed.id, arrival.version))
+            instructions.append(log_merged(closed.id, arrival.version))
         if self.sync.apply_rule == "overwrite" and self.sync.books == "published":
             books.tokens, books.steps, books.seconds = 0, 0, 0.0  # the unmerged work is gone, as in the papers
         self._hold(books, arrival)
-        fields = {"learner": self.learner, "fragment": books.fragment, "version": arrival.version, "base_version": base}
-        return [*instructions, Log("debug", "version.applied", fields)]
+        return [*instructions, log_applied(self.learner, books.fragment, arrival.version, base)]
 
     def _take_head(self, books: FragmentBooks, arrival: VersionArrived) -> list[Instruction]:
         """Begins with the head. A pending contribution of an earlier incarnation is open, with nothing to subtract."""
@@ -345,21 +347,32 @@ class Session:
         self._hold(books, arrival)
         return [Reset(books.fragment, arrival.version)]
 
-    def _reset(
+    def _fail(
         self, books: FragmentBooks, last: ContributionId | None, reason: str, is_not_finite: bool
     ) -> list[Instruction]:
-        """Discards the unmerged work: parameters and anchor become the newest version that is here."""
-        pending = self._pending[books.fragment]
-        arrival, pending.arrived = pending.arrived, None
-        log = self._log_reset(books, reason)
+        """The open contribution is in no version and never will be: discards the work, unless that was done already."""
+        assert books.open is not None
+        has_payload = books.open.has_payload
         instructions = self._close(books)
         books.last = last
+        return [*self._reset(books, reason, is_not_finite), *instructions] if has_payload else instructions
+
+    def _reset(self, books: FragmentBooks, reason: str, is_not_finite: bool) -> list[Instruction]:
+        """Discards the unmerged work: parameters and anchor become the newest version that is here.
+
+        A contribution that is still open may yet be merged; then there is nothing to subtract from the account.
+        """
+        pending = self._pending[books.fragment]
+        pending.spoiled = None
+        log = log_reset(self.learner, books.fragment, books.tokens, reason)
+        if books.open is not None:
+            books.open = replace(books.open, tokens=0, steps=0, seconds=0.0, has_payload=False)
         books.tokens, books.steps, books.seconds = 0, 0, 0.0
-        version = None
+        arrival, version = pending.arrived, None
         if arrival is not None and (books.base is None or arrival.version > books.base):
             version = arrival.version
             self._hold(books, arrival)
-        return [Reset(books.fragment, version, is_not_finite), *instructions, log]
+        return [Reset(books.fragment, version, is_not_finite), log]
 
     def _hold(self, books: FragmentBooks, arrival: VersionArrived) -> None:
         """This version is the base from now on."""
@@ -438,13 +451,3 @@ class Session:
             return True
         row = arrival.row
         return not (is_merged(row, books.open, arrival.version) or is_rejected(row, books.open))
-
-    # ------------------------------------------------------------------------------------------------------------- log
-
-    def _log_reset(self, books: FragmentBooks, reason: str) -> Log:
-        fields = {"learner": self.learner, "fragment": books.fragment, "reason": reason, "tokens": books.tokens}
-        return Log("warning", "learner.reset", fields)
-
-    def _log_merged(self, merged: ContributionId, version: int) -> Log:
-        fields = {"learner": merged.learner, "fragment": merged.fragment, "number": merged.number, "version": version}
-        return Log("debug", "contribution.merged", fields)

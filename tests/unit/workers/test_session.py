@@ -18,6 +18,7 @@ from isles.workers.session import (
     DrainRequested,
     ForgetPayload,
     FragmentBooks,
+    FragmentSpoiled,
     Instruction,
     Log,
     OpenContribution,
@@ -245,8 +246,8 @@ def test_a_rejected_contribution_resets_the_fragment_at_the_next_boundary_and_co
     session = make_started()
     taken = contribute(session)
     assert session.handle(Rejected(id=taken.id, reason="norm 9 is above 3"), 0.0) == []
-    *orders, log = take_step(session)
-    assert orders == [Reset(0, None), ForgetPayload(taken.id)]
+    reset, log, forget = take_step(session)
+    assert (reset, forget) == (Reset(0, None), ForgetPayload(taken.id))
     assert isinstance(log, Log)
     assert (log.event, log.fields["tokens"], log.fields["reason"]) == ("learner.reset", 50, "norm 9 is above 3")
     books = session.books[0]
@@ -276,6 +277,38 @@ def test_a_local_nan_is_never_offered_and_resets_fragment_and_inner_optimizer() 
     orders = take_step(session)
     assert Reset(0, None, is_not_finite=True) in orders
     assert session.books[0].last is None
+
+
+def test_spoiled_parameters_reset_a_fragment_but_its_open_contribution_may_still_be_merged() -> None:
+    session = make_started()
+    taken = contribute(session)
+    session.handle(FragmentSpoiled(0, "not finite"), 0.0)
+    assert take_step(session)[0] == Reset(0, None, is_not_finite=True)
+    assert [accounts(take_step(session)) for _ in range(8)] == [[]] * 8
+    orders = without_logs(arrive(session, 1, row_of(taken.id, "merged", 1)))
+    assert orders[:2] == [ApplyVersion(0, 1, None), ForgetPayload(taken.id)]
+    assert session.books[0].tokens == 80
+
+
+def test_spoiled_parameters_are_reset_to_a_version_that_already_has_the_open_contribution() -> None:
+    session = make_started()
+    taken = contribute(session)
+    session.handle(FragmentSpoiled(0, "not finite"), 0.0)
+    assert arrive(session, 2, row_of(taken.id, "merged", 2))[0] == Reset(0, 2, is_not_finite=True)
+    assert session.handle(Boundary(), 0.0) == [ForgetPayload(taken.id)]
+    assert (session.books[0].open, session.books[0].last) == (None, taken.id)
+
+
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_a_contribution_that_fails_after_its_work_was_discarded_is_just_dropped(is_offered: bool) -> None:
+    session = make_started()
+    taken = contribute(session)
+    session.handle(FragmentSpoiled(0, "not finite"), 0.0)
+    take_step(session)
+    event = Rejected(id=taken.id, reason="norm") if is_offered else PayloadFailed(taken.id, "not finite", True)
+    session.handle(event, 0.0)
+    assert take_step(session) == [ForgetPayload(taken.id)]
+    assert session.books[0].tokens == 10
 
 
 def test_answers_about_another_contribution_are_ignored() -> None:
