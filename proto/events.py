@@ -47,6 +47,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "learner.joined": ("learner", "region", "versions", "progress"),
     "learner.reset": ("learner", "fragment", "reason", "tokens"),
     "learner.progressed": ("learner", "steps", "tokens", "loss", "learning_rate", "progress"),
+    "step.skipped": ("learner", "steps", "loss", "norm"),
     "contribution.sent": ("learner", "fragment", "number", "base_version", "tokens", "bytes"),
     "contribution.merged": ("learner", "fragment", "number", "version"),
     "version.applied": ("learner", "fragment", "version", "base_version"),

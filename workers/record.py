@@ -1,0 +1,134 @@
+"""What a process takes over from the run record, and what it must bring itself.
+
+The first worker of a run writes the record; everybody later reads it and builds the same model from it. Two things
+are never taken from another machine: the name of a task, which would be code to run, and the path of the corpus. The
+corpus is compared by its digest instead.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from isles.proto.agreement import RunRecord, Scalar
+from isles.proto.clock import SystemClock
+from isles.proto.config import Config
+from isles.proto.connection import Connection
+from isles.proto.errors import ConfigError, UnreachableError
+from isles.proto.messages import Hello, Role, Welcome
+from isles.proto.transport.address import Address
+from isles.workers.task import Task, load_task
+
+INCARNATION_BYTES: Final = 8
+"""Random bytes of an incarnation: two starts of one process never draw the same."""
+
+SLICE_SECONDS: Final = 0.5
+"""Longest single wait for the broker: a request to stop is seen within it."""
+
+LOCAL_TASK_SETTINGS: Final = frozenset({"corpus"})
+"""Settings of a task that say where something is on this machine."""
+
+RECORD_KEYS: Final[Mapping[str, str]] = {
+    "run.id": "run",
+    "run.seed": "seed",
+    "run.task": "task",
+    "run.tokens": "budget.tokens",
+    "run.rounds": "budget.rounds",
+}
+"""Settings of a process -> where they stand in the run record; `sync` has its own name there."""
+
+
+def statements(config: Config) -> dict[str, Scalar]:
+    """What somebody set on purpose that the run must agree with, by the keys of the run record; for HELLO."""
+    stated: dict[str, Scalar] = {}
+    for section in ("run", "sync", "task"):
+        for name, value in config.stated_in(section).items() if section in config.sections else ():
+            if section == "task" and name not in LOCAL_TASK_SETTINGS:
+                stated[f"task_settings.{name}"] = value
+            elif section != "task":
+                key = f"{section}.{name}"
+                stated[RECORD_KEYS.get(key, key)] = value
+    return stated
+
+
+def shared_task_settings(task: Task) -> dict[str, Scalar]:
+    """A task's settings as the run record carries them: without what is true on one machine alone."""
+    return {key: value for key, value in task.settings.items() if key not in LOCAL_TASK_SETTINGS}
+
+
+def make_task(record: RunRecord | None, name: str, own: Mapping[str, Scalar]) -> Task:
+    """The run's task, or without a record the task of this process's own settings.
+
+    `name` and `own` are this process's settings. Raises ConfigError if the run trains another task or on another
+    corpus, and what `load_task` raises.
+    """
+    if record is None:
+        return load_task(name, own)
+    if record.task != name:
+        raise ConfigError(
+            f"the run {record.run} trains the task {record.task!r}, this process was told {name!r}: a task is code, so "
+            f"it is never taken from the network; start this process with --task {record.task!r} if you trust it"
+        )
+    shared = {key: value for key, value in record.task_settings.items() if key not in LOCAL_TASK_SETTINGS}
+    task = load_task(name, shared | {key: own[key] for key in LOCAL_TASK_SETTINGS & own.keys()})
+    if record.corpus_sha256 and task.corpus_sha256 != record.corpus_sha256:
+        raise ConfigError(
+            f"the corpus here has the digest {task.corpus_sha256[:12] or 'of nothing'}, that of the run {record.run} "
+            f"{record.corpus_sha256[:12]}: give every process the same files (task.corpus); the default, Python's own "
+            "library, is the same only under the same Python version"
+        )
+    return task
+
+
+def connect(address: str, role: Role, name: str, *, stated: Mapping[str, Scalar] | None = None) -> Connection:
+    """A new incarnation's connection over ZeroMQ; nothing is said yet. Raises ConfigError for a wrong address."""
+    from isles.proto.transport.zmq_transport import ZmqClient
+
+    hello = Hello(role=role, id=name, incarnation=new_incarnation(), stated=dict(stated or {}))
+    return Connection(hello, ZmqClient(Address.parse(address)), SystemClock())
+
+
+def new_incarnation() -> str:
+    """Names one start of one process."""
+    return secrets.token_hex(INCARNATION_BYTES)
+
+
+def read_run_record(
+    address: str,
+    name: str,
+    timeout_seconds: float,
+    *,
+    stated: Mapping[str, Scalar] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunRecord | None:
+    """The record of the run at this broker; None if no worker has started it yet.
+
+    Asks as an operator, so that no learner of that name is disturbed. Raises UnreachableError after the timeout or a
+    request to stop, RefusedError if something in `stated` is not the run's.
+    """
+    connection = connect(address, "operator", name, stated=stated)
+    try:
+        return wait_for_welcome(connection, timeout_seconds, address=address, should_stop=should_stop).run_record
+    finally:
+        connection.close()
+
+
+def wait_for_welcome(
+    connection: Connection, timeout_seconds: float, *, address: str, should_stop: Callable[[], bool]
+) -> Welcome:
+    """Waits until the broker has let us in, but not once a stop was requested. Raises as `Connection` does."""
+    clock = SystemClock()
+    deadline = clock.now() + timeout_seconds
+    while True:
+        left = deadline - clock.now()
+        try:
+            return connection.wait_for_welcome(min(left, SLICE_SECONDS), address=address).welcome
+        except UnreachableError as error:
+            if left <= SLICE_SECONDS:
+                raise UnreachableError(
+                    f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do the "
+                    "three ports reach it from this machine?"
+                ) from error
+            if should_stop():
+                raise

@@ -1,0 +1,326 @@
+"""The built-in trainer: what `isles worker` runs. It is only a client of `Learner`, and an example for one's own loop.
+
+    learning rate from the run's progress -> batch -> loss -> backward -> clip -> inner step -> learner.step -> pace
+
+Nothing here waits for anybody but at the two ends: for data when it begins, and for the last work to be merged when
+the run is finished or somebody asks it to stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Event
+from typing import Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from isles.proto.agreement import RunRecord, Scalar, SyncSettings
+from isles.proto.clock import Clock, SystemClock
+from isles.proto.config import RunSettings
+from isles.proto.errors import FencedError, NonFiniteError, RefusedError, UnreachableError
+from isles.proto.logs import Logger
+from isles.workers.claim import Claim, claim_learner
+from isles.workers.device import choose_device
+from isles.workers.learner import Learner
+from isles.workers.record import make_task, read_run_record, shared_task_settings
+from isles.workers.settings import WorkerSettings
+from isles.workers.task import Batches, Task
+
+SKIPPED_MAX: Final = 100
+"""Inner steps in a row with a loss that is not finite before the worker gives up: a burst of bad data is shorter."""
+
+SLICE_SECONDS: Final = 0.05
+"""Longest single sleep: a request to stop is seen within it."""
+
+ASK_SHARDS_SECONDS: Final = 1.0
+"""Time between two requests for data shards: the answer to one should be here before the next."""
+
+
+class Trainer:
+    """The loop of one worker, around a learner that has been started."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        task: Task,
+        model: nn.Module,
+        optimizer: Optimizer,
+        batches: Batches,
+        settings: WorkerSettings,
+        *,
+        name: str,
+        logger: Logger,
+        should_stop: Callable[[], bool],
+        clock: Clock,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.num_skipped = 0
+        """Inner steps that were not taken because the loss or the gradient was not finite."""
+        self._learner = learner
+        self._task = task
+        self._model = model
+        self._optimizer = optimizer
+        self._batches = batches
+        self._settings = settings
+        self._name = name
+        self._logger = logger
+        self._should_stop = should_stop
+        self._clock = clock
+        self._sleep = sleep
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._skipped_in_a_row = 0
+        self._asked_at = -math.inf
+        self._logged_at = clock.now()
+        self._losses: list[float] = []
+
+    def train(self) -> bool:
+        """Trains until the run is finished (True) or a stop was requested (False).
+
+        Raises UnreachableError if no data shard comes in time, NonFiniteError if the loss stays NaN or infinite, and
+        what the learner's `step` raises.
+        """
+        self._model.train()
+        self._await_shards()
+        while not self._learner.is_finished and not self._should_stop():
+            started = self._clock.now()
+            rate = self._set_learning_rate()
+            tokens = self._take_inner_step()
+            self._learner.step(tokens=tokens, cursor=self._batches.cursors)
+            self._exchange_shards()
+            self._log_progress(rate)
+            self._pace(started)
+        return self._learner.is_finished
+
+    # ------------------------------------------------------------------------------------------------- the inner step
+
+    def _set_learning_rate(self) -> float:
+        rate = self._task.schedule.at(self._learner.progress)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _take_inner_step(self) -> int:
+        """Learns from one batch; returns the tokens it learned from: 0 if their gradient would have done harm."""
+        loss = self._task.loss(self._model, self._batches.next_batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = self._clip_gradient()
+        loss_value, norm_value = torch.stack((loss.detach().float(), norm.to(loss.device).float())).tolist()
+        is_finite = math.isfinite(loss_value) and math.isfinite(norm_value)
+        if is_finite:
+            self._optimizer.step()
+            self._skipped_in_a_row = 0
+            self._losses.append(loss_value)
+        self._optimizer.zero_grad(set_to_none=True)
+        if not is_finite:
+            self._count_skipped(loss_value, norm_value)
+        return self._task.tokens_per_batch if is_finite else 0
+
+    def _clip_gradient(self) -> torch.Tensor:
+        """Scales the gradient down to the task's largest norm; returns the norm it had, a scalar."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._task.gradient_norm_max > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._task.gradient_norm_max, norm)
+        return norm
+
+    def _count_skipped(self, loss: float, norm: float) -> None:
+        self.num_skipped += 1
+        self._skipped_in_a_row += 1
+        self._logger.warning("step.skipped", learner=self._name, steps=self._learner.num_steps, loss=loss, norm=norm)
+        if self._skipped_in_a_row >= SKIPPED_MAX:
+            raise NonFiniteError(
+                f"learner {self._name} computed a loss or gradient that is not finite {SKIPPED_MAX} times in a row, "
+                f"last loss {loss} with gradient norm {norm}; nothing of it was sent: lower the learning rate, or look "
+                "at the data and the model"
+            )
+
+    # -------------------------------------------------------------------------------------------------------- the data
+
+    def _await_shards(self) -> None:
+        """The one wait for data: a learner that has some goes on with it whatever happens to its broker."""
+        deadline = self._clock.now() + self._settings.join_timeout_seconds
+        while not self._learner.shards and not self._should_stop():
+            if self._clock.now() >= deadline:
+                raise UnreachableError(
+                    f"learner {self._name} got no data shard within {self._settings.join_timeout_seconds:g} s: the "
+                    "broker is away, or other learners hold all of them; start fewer, or lower worker.num_shards"
+                )
+            self._ask_shards({})
+            self._sleep(SLICE_SECONDS)
+        self._batches.replace(self._learner.shards)
+
+    def _exchange_shards(self) -> None:
+        """Takes over what the broker has leased since, and gives finished shards back for others."""
+        leased = self._learner.shards
+        if leased and leased.keys() != self._batches.cursors.keys():
+            self._batches.replace(leased)
+        finished = self._batches.finished_shards()
+        if finished or len(leased) < self._settings.num_shards:
+            self._ask_shards(finished)
+
+    def _ask_shards(self, returned: Mapping[int, int]) -> None:
+        now = self._clock.now()
+        if now - self._asked_at >= ASK_SHARDS_SECONDS:
+            self._asked_at = now
+            self._learner.request_shards(num_wanted=self._settings.num_shards, returned=dict(returned))
+
+    # ----------------------------------------------------------------------------------------------- progress and pace
+
+    def _log_progress(self, rate: float) -> None:
+        now = self._clock.now()
+        if now - self._logged_at < self._settings.log_every_seconds:
+            return
+        self._logged_at = now
+        loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
+        self._losses.clear()
+        self._logger.info(
+            "learner.progressed",
+            learner=self._name,
+            steps=self._learner.num_steps,
+            tokens=self._learner.tokens,
+            loss=round(loss, 4) if math.isfinite(loss) else None,
+            learning_rate=float(f"{rate:.4g}"),
+            progress=round(self._learner.progress, 4),
+            skipped=self.num_skipped,
+        )
+
+    def _pace(self, started: float) -> None:
+        """Makes the step last as long as it should: a crowded machine stands in for many."""
+        end = started + self._settings.step_seconds
+        while (left := end - self._clock.now()) > 0 and not self._should_stop():
+            self._sleep(min(left, SLICE_SECONDS))
+
+
+# --------------------------------------------------------------------------------------------------------- the process
+
+
+def serve(
+    settings: WorkerSettings,
+    *,
+    run: RunSettings,
+    sync: SyncSettings,
+    task_settings: Mapping[str, Scalar],
+    stated: Mapping[str, Scalar],
+    logger: Logger,
+    should_stop: Event,
+) -> int:
+    """Runs one worker until the run is finished or `should_stop` is set, then drains and leaves; returns 0.
+
+    `run`, `sync` and `task_settings` are this process's own settings: a run that exists already replaces them by its
+    record, all but those in `stated` (`isles.workers.record.statements`), which must agree with it. A run that does
+    not exist yet is started with them.
+
+    Raises ConfigError or UsageError for what a person can mend, RefusedError or FencedError if the broker will not
+    have this worker, UnreachableError if nobody answers in time, NonFiniteError if training diverged.
+    """
+    device = choose_device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with claim_learner(settings.id, settings.checkpoint_dir, host=socket.gethostname()) as claim:
+        worker = _Worker(settings, run, sync, task_settings, stated, logger, should_stop, claim, device)
+        try:
+            worker.work()
+        except UnreachableError:
+            if not should_stop.is_set():
+                raise
+    return 0
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """One process: builds what the run trains, joins, trains, drains."""
+
+    settings: WorkerSettings
+    run: RunSettings
+    sync: SyncSettings
+    task_settings: Mapping[str, Scalar]
+    stated: Mapping[str, Scalar]
+    logger: Logger
+    should_stop: Event
+    claim: Claim
+    device: torch.device
+
+    def work(self) -> None:
+        """Joins the run, or starts it, and trains to the end."""
+        record = self._read_record()
+        try:
+            self._train(record)
+        except RefusedError as error:
+            if record is not None or isinstance(error, FencedError):
+                raise
+            # Between our look at the record and our joining another worker started the run: its settings count.
+            self._train(self._read_record())
+
+    def _read_record(self) -> RunRecord | None:
+        return read_run_record(
+            self.settings.broker,
+            self.claim.name,
+            self.settings.join_timeout_seconds,
+            stated=self.stated,
+            should_stop=self.should_stop.is_set,
+        )
+
+    def _train(self, record: RunRecord | None) -> None:
+        sync, seed = (self.sync, self.run.seed) if record is None else (record.sync, record.seed)
+        if sync.is_deterministic:
+            make_deterministic()
+        task = make_task(record, self.run.task, self.task_settings)
+        model = task.build_model(seed).to(self.device)
+        torch.manual_seed(learner_seed(seed, self.claim.name))
+        optimizer = task.make_optimizer(model)
+        with self._make_learner(task, model, optimizer) as learner:
+            trainer = Trainer(
+                learner,
+                task,
+                model,
+                optimizer,
+                task.batches({}, seed),
+                self.settings,
+                name=self.claim.name,
+                logger=self.logger,
+                should_stop=self.should_stop.is_set,
+                clock=SystemClock(),
+            )
+            trainer.train()
+            learner.drain(timeout_seconds=self.settings.drain_timeout_seconds)
+
+    def _make_learner(self, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:
+        return Learner(
+            model,
+            optimizer,
+            broker=self.settings.broker,
+            learner=self.claim.name,
+            region=self.settings.region,
+            run=self.run.id,
+            sync=self.sync,
+            budget=self.run.budget,
+            seed=self.run.seed,
+            task=self.run.task,
+            task_settings=shared_task_settings(task),
+            corpus_sha256=task.corpus_sha256,
+            stated=self.stated,
+            checkpoint_dir=self.claim.folder,
+            checkpoint_seconds=self.settings.checkpoint_seconds,
+            join_timeout_seconds=self.settings.join_timeout_seconds,
+            log=self.logger,
+        )
+
+
+def make_deterministic() -> None:
+    """Makes equal inputs give equal bits: deterministic kernels, and one thread, so that sums have one order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+
+
+def learner_seed(seed: int, name: str) -> int:
+    """The seed of a learner's own randomness, such as dropout: learners of one run must not drop the same values."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) >> 1
