@@ -23,7 +23,7 @@ BENCHMARKS = $(sort $(wildcard benchmarks/*.py benchmarks/*/run.py))
 TORCH_FLAGS = $(if $(TORCH_SOURCE),$(if $(findstring ://,$(TORCH_SOURCE)),--extra-index-url,--find-links) "$(TORCH_SOURCE)")
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FLAGS)
 
-.PHONY: help setup demo test check types soak bench clean
+.PHONY: help setup demo test check types docs soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ check: setup types ## ruff, mypy strict, import contracts, fast tests
 types: ## link the packages as isles.* for mypy and pyright
 	@mkdir -p .types/isles
 	@for package in $(PACKAGES); do ln -sfn ../../$$package .types/isles/$$package; done
+
+docs: setup ## write docs/reference/ from the code
+	@$(BIN)/python -P docs/generate.py
 
 soak: setup ## the tests that take minutes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -m soak --timeout 3600 $(TEST_FLAGS)
