@@ -29,6 +29,18 @@ SOURCES_TEXT: Final = (
     "ISLES_<SECTION>__<KEY>, such as {example}. Flags win over variables, variables over the file."
 )
 
+SHORT_FLAGS: Final = {
+    "log.level": "--log-level",
+    "log.file": "--log-file",
+    "run.task": "--task",
+    "run.seed": "--seed",
+    "run.tokens": "--tokens",
+    "run.rounds": "--rounds",
+    "worker.step_seconds": "--step-seconds",
+    "sync.is_deterministic": "--deterministic",
+}
+"""Settings that have one short flag in every command that takes them."""
+
 METAVARS: Final = {"integer": "N", "number": "X", "boolean": "BOOL", "string": "TEXT", "array": "LIST"}
 
 
@@ -71,13 +83,12 @@ class SettingsCommand(click.Command):
         formatter.write_text(SOURCES_TEXT.format(example=variable_name(self._example)))
 
 
-def setting_options(section: str, heading: str, *, own: str, without: Iterable[str] = ()) -> list[click.Parameter]:
-    """One option per setting of a section, flat if it is the command's `own` one."""
+def setting_options(section: str, heading: str, *, own: str, only: Iterable[str] = ()) -> list[click.Parameter]:
+    """One option per setting of a section, or per setting in `only`; flat if it is the command's `own` section."""
     model = section_models()[section]
     return [
         SettingOption(f"{section}.{name}", model, _flag(section, name, own), heading)
-        for name in model.model_fields
-        if name not in set(without)
+        for name in only or model.model_fields
     ]
 
 
@@ -137,9 +148,8 @@ def load_config(
 
 
 def _flag(section: str, name: str, own: str) -> str:
-    if section == "log":
-        return f"--log-{name}".replace("_", "-")
-    return flag_name(f"{section}.{name}", own)
+    key = f"{section}.{name}"
+    return SHORT_FLAGS.get(key) or flag_name(key, own)
 
 
 def _metavar(schema: Mapping[str, Any]) -> str:

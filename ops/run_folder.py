@@ -1,0 +1,171 @@
+"""The folder of a run on one machine: who may use it, what lies where, and what is kept between two starts.
+
+What lies where:
+
+config.toml         the resolved configuration     logs/<process>.jsonl   what each process said
+state.json          address, time, restarts        logs/<process>.err     what it printed besides, if anything
+store/              the broker's                   model.safetensors      the global parameters at the end
+workers/<id>/       each learner's checkpoint      summary.json           what came of it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from isles.proto.errors import UsageError
+from isles.proto.transport.address import Address
+
+PORT_TRIES: Final = 64
+"""How often three free ports in a row are looked for."""
+ERROR_TAIL_BYTES: Final = 8192
+
+
+@dataclass
+class State:
+    """What is kept between two starts of one run."""
+
+    address: str = ""
+    wall_seconds: float = 0.0
+    """Time that the run was under way, over all starts."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    num_starts: int = 0
+
+
+class RunFolder:
+    """One run folder; `with` locks it for this process. Raises UsageError for whatever a person can mend."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store"
+
+    @property
+    def workers(self) -> Path:
+        return self.path / "workers"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def log(self, process: str) -> Path:
+        """Where a process logs."""
+        return self.logs / f"{process}.jsonl"
+
+    def errors(self, process: str) -> Path:
+        """What a process printed: of use when it cannot even log."""
+        return self.logs / f"{process}.err"
+
+    def __enter__(self) -> Self:
+        try:
+            for folder in (self.path, self.logs, self.workers):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"the run folder {self.path} cannot be written: {error.strerror or error}; name another with --run-dir"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise UsageError(
+                f"another `isles up` is running in {self.path}: stop it, or name another folder with --run-dir"
+            ) from error
+        self._lock = lock
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def read_state(self) -> State:
+        """What was kept; a fresh State in a new folder."""
+        path = self.path / "state.json"
+        if not path.exists():
+            return State()
+        try:
+            return State(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"{path} is damaged ({error}): delete it, the run itself is in the store") from error
+
+    def write_state(self, state: State) -> None:
+        write_whole(self.path / "state.json", json.dumps(asdict(state), indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary of the last start that ended; None if there is none that can be read."""
+        try:
+            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) else None
+
+    def last_words(self, process: str) -> str:
+        """The last line that a process printed, without its prefix; empty if it printed nothing."""
+        try:
+            with self.errors(process).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - ERROR_TAIL_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].removeprefix("isles: ").strip() if lines else ""
+
+    def tidy(self) -> None:
+        """Removes what is empty."""
+        for path in self.logs.glob("*.err"):
+            if path.stat().st_size == 0:
+                path.unlink()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees all of it or the one before."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def choose_address(kept: str, host: str = "127.0.0.1") -> Address:
+    """The kept address if its ports are still free, else three free ports in a row. Raises UsageError if none are."""
+    if kept:
+        address = Address.parse(kept)
+        if all(_is_free(host, port) for port in (address.control_port, address.bulk_port, address.events_port)):
+            return address
+    for _ in range(PORT_TRIES):
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            first = int(probe.getsockname()[1])
+        if first <= 65_533 and all(_is_free(host, port) for port in range(first, first + 3)):
+            return Address(host, first, first + 1, first + 2)
+    raise UsageError(f"there are no three free ports in a row on {host}: name the first one with --set broker.port=...")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As the broker's own sockets: a port whose connections are merely in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True

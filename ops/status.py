@@ -1,0 +1,173 @@
+"""`isles status`: what a broker knows of its run, as tables or as JSON. Exit code 0 exactly if it answered."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from isles.proto.messages import Status
+
+FIGURES_SHOWN: Final = 5
+
+
+def build(name: str) -> click.Command:
+    """The command."""
+
+    @click.command(name)
+    @click.option("--broker", default="tcp://127.0.0.1:7700", show_default=True, metavar="ADDRESS", help="Whom to ask.")
+    @click.option("--timeout", default=5.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+    @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of tables.")
+    def status(broker: str, timeout: float, is_json: bool) -> int:
+        """Show what a broker knows of its run.
+
+        Learners by region with when they were last seen, fragments with their versions, leases, pending contributions,
+        totals, and the newest figures. Ends with 0 if the broker answered within the timeout, else with 5.
+        """
+        from isles.ops.watch import watch
+
+        seen = watch(broker)
+        try:
+            answer = seen.wait(timeout, address=broker)
+        finally:
+            seen.close()
+        if is_json:
+            click.echo(json.dumps(as_json(answer, time.time()), indent=2))
+        else:
+            from rich.console import Console
+
+            console = Console()
+            for part in render(answer, time.time(), broker):
+                console.print(part)
+        return 0
+
+    return status
+
+
+def as_json(status: Status, unix: float) -> dict[str, Any]:
+    """The status as plain values; ages in seconds, learners grouped by region."""
+    regions: dict[str, list[dict[str, Any]]] = {}
+    for learner in status.learners:
+        entry = learner.model_dump(mode="json", exclude={"region"})
+        entry["last_seen_seconds"] = round(max(0.0, unix - learner.last_seen_unix), 3)
+        regions.setdefault(learner.region, []).append(entry)
+    fragments = [
+        {
+            "fragment": fragment.fragment,
+            "version": fragment.version,
+            "tokens_total": fragment.tokens_total,
+            "num_participants": fragment.num_participants,
+            "epoch": fragment.epoch,
+            "committed_unix": fragment.committed_unix,
+            "parameters_sha256": fragment.parameters_sha256,
+            "num_pending": status.num_pending.get(fragment.fragment, 0),
+        }
+        for fragment in status.fragments
+    ]
+    return {
+        "run": status.run,
+        "progress": status.progress,
+        "num_parameters": status.num_parameters,
+        "broker_incarnation": status.broker_incarnation,
+        "uptime_seconds": status.uptime_seconds,
+        "regions": regions,
+        "fragments": fragments,
+        "leases": [lease.model_dump(mode="json") for lease in status.leases],
+        "reports": [report.model_dump(mode="json") for report in status.reports],
+        "totals": status.totals.model_dump(mode="json"),
+    }
+
+
+def render(status: Status, unix: float, address: str) -> list[RenderableType]:
+    """The status as a person reads it."""
+    from rich.text import Text
+
+    if not status.run:
+        return [Text(f"The broker at {address} has no run yet: the first worker starts one.")]
+    totals = status.totals
+    live = sum(learner.is_live for learner in status.learners)
+    head = Text()
+    head.append(f"run {status.run}", style="bold")
+    head.append(
+        f" at {address}, {percent(status.progress)} done, broker up for {seconds_text(status.uptime_seconds)}\n"
+    )
+    head.append(
+        f"{amount(totals.tokens_merged)} of {amount(totals.tokens_produced)} tokens merged in "
+        f"{totals.rounds_committed} rounds; {live} of {len(status.learners)} learners live; "
+        f"{amount(status.num_parameters)} parameters in {len(status.fragments)} fragments\n"
+    )
+    head.append(
+        f"contributions: {totals.merged} merged, {sum(status.num_pending.values())} pending, "
+        f"{totals.rejected} rejected, {totals.expired} expired; {bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
+    )
+    return [head, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
+
+
+def _learner_table(status: Status, unix: float) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("region", "learner", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("steps", "tokens", "tokens/s", "s/step", "shards", "last seen"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for learner in sorted(status.learners, key=lambda one: (one.region, one.learner)):
+        table.add_row(
+            learner.region,
+            learner.learner,
+            "[green]live[/]" if learner.is_live else "[dim]gone[/]",
+            amount(learner.steps),
+            amount(learner.tokens),
+            rate(learner.tokens_per_second),
+            f"{learner.step_seconds:.3g}",
+            str(learner.num_shards),
+            f"{seconds_text(max(0.0, unix - learner.last_seen_unix))} ago",
+        )
+    return table
+
+
+def _fragment_table(status: Status, unix: float) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    holders = {lease.fragment: lease for lease in status.leases}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("fragment", "version", "tokens", "in it", "pending", "committed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("leased by", "parameters"):
+        table.add_column(name, no_wrap=True)
+    for fragment in status.fragments:
+        lease = holders.get(fragment.fragment)
+        age = seconds_text(max(0.0, unix - fragment.committed_unix)) + " ago" if fragment.committed_unix else ""
+        held = "" if lease is None else f"{lease.holder}, epoch {lease.epoch}"
+        table.add_row(
+            str(fragment.fragment),
+            str(fragment.version),
+            amount(fragment.tokens_total),
+            str(fragment.num_participants),
+            str(status.num_pending.get(fragment.fragment, 0)),
+            age,
+            f"[dim]{held}, expired[/]" if lease is not None and lease.expires_seconds < 0 else held,
+            fragment.parameters_sha256[:12],
+        )
+    return table
+
+
+def _figures(status: Status, unix: float) -> list[RenderableType]:
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for report in sorted(status.reports, key=lambda one: one.seq)[-FIGURES_SHOWN:]:
+        age = seconds_text(max(0.0, unix - report.unix))
+        lines.append(
+            Text(f"{report.name} {report.value:.4f} at {amount(report.tokens)} tokens, by {report.reporter}, {age} ago")
+        )
+    return lines

@@ -1,0 +1,138 @@
+"""What came of a run, in the numbers a person asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from isles.proto.messages import ReportInfo, Status
+
+LOSS_NAME: Final = "validation_loss"
+
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Contributions(BaseModel):
+    """Fates of all contributions."""
+
+    model_config = ConfigDict(frozen=True)
+
+    merged: int = 0
+    rejected: int = 0
+    expired: int = 0
+
+
+class Summary(BaseModel):
+    """The content of `summary.json`; losses are in nats per byte, of the global parameters."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Literal["finished", "interrupted", "failed"]
+    text: str = ""
+    """One sentence about why it ended."""
+    run: str = ""
+    progress: float = 0.0
+    tokens_produced: int = 0
+    tokens_merged: int = 0
+    rounds_committed: int = 0
+    wall_seconds: float = 0.0
+    val_loss_first: float | None = None
+    """Of version 0."""
+    val_loss_last: float | None = None
+    participation_mean: float = 0.0
+    staleness_mean: float = 0.0
+    fraction_mean: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bits_per_parameter_up: float = 0.0
+    """Payload bits of one parameter in one contribution."""
+    bits_per_parameter_down: float = 0.0
+    """Payload bits of one parameter in one published update."""
+    contributions: Contributions = Contributions()
+    restarts: int = 0
+    restarts_by_process: dict[str, int] = {}
+    num_parameters: int = 0
+    num_fragments: int = 0
+    num_learners: int = 0
+    corpus_sha256: str = ""
+
+
+def losses(reports: Iterable[ReportInfo]) -> list[ReportInfo]:
+    """The validation losses in the order in which they were reported."""
+    return sorted((report for report in reports if report.name == LOSS_NAME), key=lambda report: report.seq)
+
+
+def first_loss(reports: Iterable[ReportInfo]) -> float | None:
+    """That of version 0 of every fragment, else None."""
+    return next((report.value for report in losses(reports) if not any(report.versions.values())), None)
+
+
+def last_loss(reports: Iterable[ReportInfo]) -> float | None:
+    """That of the newest parameters; of several about the same ones, the last."""
+    values = losses(reports)
+    return max(values, key=lambda report: (sum(report.versions.values()), report.seq)).value if values else None
+
+
+def bits_up(status: Status) -> float:
+    """Payload bits of one parameter in one contribution, as if all fragments were of one size."""
+    totals, num_fragments = status.totals, len(status.fragments)
+    accepted = totals.merged + totals.rejected + sum(status.num_pending.values())
+    return _ratio(8 * totals.bytes_up * num_fragments, status.num_parameters * accepted)
+
+
+def bits_down(status: Status) -> float:
+    """Payload bits of one parameter in one published update, likewise."""
+    totals, num_fragments = status.totals, len(status.fragments)
+    return _ratio(8 * totals.update_bytes * num_fragments, status.num_parameters * totals.rounds_committed)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0
+
+
+def summarise(
+    status: Status | None,
+    reports: Iterable[ReportInfo],
+    *,
+    ended: Literal["finished", "interrupted", "failed"],
+    text: str,
+    wall_seconds: float,
+    restarts: Mapping[str, int],
+    corpus_sha256: str = "",
+) -> Summary:
+    """The summary out of the broker's last words; without a status, of what `up` itself knows."""
+    own: dict[str, Any] = {
+        "status": ended,
+        "text": text,
+        "wall_seconds": round(wall_seconds, 3),
+        "restarts": sum(restarts.values()),
+        "restarts_by_process": {name: count for name, count in sorted(restarts.items()) if count},
+        "corpus_sha256": corpus_sha256,
+    }
+    reports = list(reports)
+    if status is None:
+        return Summary(**own, val_loss_first=first_loss(reports), val_loss_last=last_loss(reports))
+    totals = status.totals
+    return Summary(
+        **own,
+        run=status.run,
+        progress=status.progress,
+        tokens_produced=totals.tokens_produced,
+        tokens_merged=round(totals.tokens_merged),
+        rounds_committed=totals.rounds_committed,
+        val_loss_first=first_loss(reports),
+        val_loss_last=last_loss(reports),
+        participation_mean=totals.participation_mean,
+        staleness_mean=totals.staleness_mean,
+        fraction_mean=totals.fraction_mean,
+        bytes_up=totals.bytes_up,
+        bytes_down=totals.bytes_down,
+        bits_per_parameter_up=bits_up(status),
+        bits_per_parameter_down=bits_down(status),
+        contributions=Contributions(merged=totals.merged, rejected=totals.rejected, expired=totals.expired),
+        num_parameters=status.num_parameters,
+        num_fragments=len(status.fragments),
+        num_learners=len(status.learners),
+    )

@@ -1,0 +1,92 @@
+"""Looking at a run from outside: asks a broker for its status again and again, and never minds its absence."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from isles.proto.clock import Clock, SystemClock
+from isles.proto.connection import Connection
+from isles.proto.errors import UnreachableError
+from isles.proto.messages import AskStatus, Hello, Message, ReportInfo, Status
+from isles.proto.transport.address import Address
+from isles.proto.transport.interface import ClientTransport
+
+FIRST_RETRY_SECONDS: Final = 0.1
+"""Until the broker has been heard: what is sent before the connection stands is dropped."""
+RETRY_SECONDS: Final = 2.0
+"""A lost answer is asked for again."""
+
+
+def operator_hello(name: str = "operator") -> Hello:
+    """A HELLO that disturbs nobody: each operator is its own incarnation of a name that no learner has."""
+    token = secrets.token_hex(8)
+    return Hello(role="operator", id=f"{name}-{token[:8]}", incarnation=token)
+
+
+class StatusWatch:
+    """The newest status of a broker and all figures reported so far. Belongs to one thread."""
+
+    def __init__(self, transport: ClientTransport, *, every_seconds: float = 1.0, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._connection = Connection(operator_hello(), transport, self._clock)
+        self._every_seconds = every_seconds
+        self._asked_at: float | None = None
+        self._is_waiting = False
+        self.status: Status | None = None
+        self.status_asked_at = 0.0
+        """When the newest status was asked for: it is no older than this."""
+        self.status_at: float | None = None
+        """When the newest status arrived."""
+        self.reports: list[ReportInfo] = []
+
+    def poll(self, timeout_seconds: float) -> bool:
+        """Waits at most so long; whether a new status has arrived."""
+        now = self._clock.now()
+        retry = FIRST_RETRY_SECONDS if self.status is None else RETRY_SECONDS
+        wait = retry if self._is_waiting else self._every_seconds
+        if self._asked_at is None or now - self._asked_at >= wait:
+            self._ask(now)
+        is_new = False
+        for news in self._connection.poll(min(timeout_seconds, FIRST_RETRY_SECONDS if self.status is None else 1.0)):
+            reply: Message | None = getattr(news, "reply", None)
+            if isinstance(reply, Status):
+                self._take(reply)
+                is_new = True
+        return is_new
+
+    def wait(self, timeout_seconds: float, *, address: str) -> Status:
+        """The first status. Raises UnreachableError after the timeout."""
+        deadline = self._clock.now() + timeout_seconds
+        while self.status is None:
+            left = deadline - self._clock.now()
+            if left <= 0:
+                raise UnreachableError(
+                    f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do its "
+                    "three ports reach it from this machine?"
+                )
+            self.poll(left)
+        return self.status
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def _ask(self, now: float) -> None:
+        self._connection.client.forget(lambda message: isinstance(message, AskStatus))
+        self._connection.ask(AskStatus(reports_after=self.reports[-1].seq if self.reports else 0))
+        self._asked_at, self._is_waiting = now, True
+
+    def _take(self, status: Status) -> None:
+        known = self.reports[-1].seq if self.reports else 0
+        self.reports += [report for report in sorted(status.reports, key=lambda one: one.seq) if report.seq > known]
+        self.status, self._is_waiting = status, False
+        self.status_asked_at = self._asked_at or 0.0
+        self.status_at = self._clock.now()
+
+
+def watch(address: str, *, every_seconds: float = 1.0) -> StatusWatch:
+    """A watch over ZeroMQ. Raises ConfigError for a wrong address."""
+    from isles.proto.transport.zmq_transport import ZmqClient
+
+    return StatusWatch(ZmqClient(Address.parse(address)), every_seconds=every_seconds)

@@ -1,0 +1,63 @@
+"""Numbers as a person reads them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def amount(value: float) -> str:
+    """A count: `950`, `12,345`, `1.23 M`, `4.56 G`."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.2f} {letter}"
+    return f"{value / 1e3:.0f} k"
+
+
+def rate(value: float) -> str:
+    """A rate: three digits or whole numbers."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def bytes_text(value: float) -> str:
+    """A number of bytes, in the units that disks are sold in: `512 B`, `1.5 MB`."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(share: float) -> str:
+    """A share in [0, 1]; 100 % only if it is all."""
+    return f"{min(share * 100, 99.9):.1f} %" if share < 1 else "100 %"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: `4.2 s`, `38 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A line of bars, the lowest value lowest; of many values, `width` evenly chosen ones that include the last."""
+    if not values or width < 1:
+        return ""
+    if len(values) > width:
+        step = (len(values) - 1) / max(1, width - 1)
+        values = [values[round(n * step)] for n in range(width)]
+    low, high = min(values), max(values)
+    if high <= low:
+        return BARS[0] * len(values)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
