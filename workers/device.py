@@ -14,7 +14,7 @@ def choose_device(name: DeviceName) -> torch.device:
     Raises ConfigError if the machine has no such device, or this build of torch cannot use it.
     """
     if name == "auto":
-        name = next((one for one in ("cuda", "mps") if _has(one)), "cpu")  # type: ignore[assignment]
+        name = next((one for one in ("cuda", "mps") if _has(one)), "cpu")
     if not _has(name):
         others = ", ".join(one for one in ("cpu", "cuda", "mps") if _has(one))
         raise ConfigError(

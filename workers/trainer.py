@@ -22,15 +22,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from isles.proto.agreement import RunRecord, Scalar, SyncSettings
+from isles.proto.agreement import RunRecord, SyncSettings
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.config import RunSettings
+from isles.proto.config import Config, RunSettings
 from isles.proto.errors import FencedError, NonFiniteError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.workers.claim import Claim, claim_learner
 from isles.workers.device import choose_device
 from isles.workers.learner import Learner
-from isles.workers.record import make_task, read_run_record, shared_task_settings
+from isles.workers.record import make_task, read_run_record, shared_task_settings, statements
 from isles.workers.settings import WorkerSettings
 from isles.workers.task import Batches, Task
 
@@ -202,30 +202,22 @@ class Trainer:
 # --------------------------------------------------------------------------------------------------------- the process
 
 
-def serve(
-    settings: WorkerSettings,
-    *,
-    run: RunSettings,
-    sync: SyncSettings,
-    task_settings: Mapping[str, Scalar],
-    stated: Mapping[str, Scalar],
-    logger: Logger,
-    should_stop: Event,
-) -> int:
+def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     """Runs one worker until the run is finished or `should_stop` is set, then drains and leaves; returns 0.
 
-    `run`, `sync` and `task_settings` are this process's own settings: a run that exists already replaces them by its
-    record, all but those in `stated` (`isles.workers.record.statements`), which must agree with it. A run that does
-    not exist yet is started with them.
+    `config` has the sections worker, run, sync and task. A run that exists already replaces the last three by its
+    record, all but what was stated on purpose, which must agree with it. A run that does not exist yet is started
+    with them.
 
     Raises ConfigError or UsageError for what a person can mend, RefusedError or FencedError if the broker will not
     have this worker, UnreachableError if nobody answers in time, NonFiniteError if training diverged.
     """
+    settings = config.section("worker", WorkerSettings)
     device = choose_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     with claim_learner(settings.id, settings.checkpoint_dir, host=socket.gethostname()) as claim:
-        worker = _Worker(settings, run, sync, task_settings, stated, logger, should_stop, claim, device)
+        worker = _Worker(config, settings, logger, should_stop, claim, device)
         try:
             worker.work()
         except UnreachableError:
@@ -238,11 +230,8 @@ def serve(
 class _Worker:
     """One process: builds what the run trains, joins, trains, drains."""
 
+    config: Config
     settings: WorkerSettings
-    run: RunSettings
-    sync: SyncSettings
-    task_settings: Mapping[str, Scalar]
-    stated: Mapping[str, Scalar]
     logger: Logger
     should_stop: Event
     claim: Claim
@@ -264,15 +253,17 @@ class _Worker:
             self.settings.broker,
             self.claim.name,
             self.settings.join_timeout_seconds,
-            stated=self.stated,
+            stated=statements(self.config),
             should_stop=self.should_stop.is_set,
         )
 
     def _train(self, record: RunRecord | None) -> None:
-        sync, seed = (self.sync, self.run.seed) if record is None else (record.sync, record.seed)
+        run = self.config.section("run", RunSettings)
+        sync = self.config.section("sync", SyncSettings) if record is None else record.sync
+        seed = run.seed if record is None else record.seed
         if sync.is_deterministic:
             make_deterministic()
-        task = make_task(record, self.run.task, self.task_settings)
+        task = make_task(record, run.task, self.config.sections["task"].model_dump())
         model = task.build_model(seed).to(self.device)
         torch.manual_seed(learner_seed(seed, self.claim.name))
         optimizer = task.make_optimizer(model)
@@ -293,20 +284,21 @@ class _Worker:
             learner.drain(timeout_seconds=self.settings.drain_timeout_seconds)
 
     def _make_learner(self, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:
+        run = self.config.section("run", RunSettings)
         return Learner(
             model,
             optimizer,
             broker=self.settings.broker,
             learner=self.claim.name,
             region=self.settings.region,
-            run=self.run.id,
-            sync=self.sync,
-            budget=self.run.budget,
-            seed=self.run.seed,
-            task=self.run.task,
+            run=run.id,
+            sync=self.config.section("sync", SyncSettings),
+            budget=run.budget,
+            seed=run.seed,
+            task=run.task,
             task_settings=shared_task_settings(task),
             corpus_sha256=task.corpus_sha256,
-            stated=self.stated,
+            stated=statements(self.config),
             checkpoint_dir=self.claim.folder,
             checkpoint_seconds=self.settings.checkpoint_seconds,
             join_timeout_seconds=self.settings.join_timeout_seconds,
