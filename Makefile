@@ -42,6 +42,7 @@ check: setup types ## ruff, mypy strict, import contracts, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p isles
+	$(BIN)/mypy tests $(wildcard benchmarks examples)
 	$(BIN)/lint-imports --no-logo
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q -n 2 -m "not slow and not soak" \
 	  $(wildcard tests/unit tests/conformance tests/repo) $(TEST_FLAGS)

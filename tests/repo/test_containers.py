@@ -1,0 +1,56 @@
+"""What the images and the compose file promise, as far as their text shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def dockerfile(root: Path) -> str:
+    return (root / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def compose(root: Path) -> str:
+    return (root / "docker-compose.yml").read_text(encoding="utf-8")
+
+
+def stage(dockerfile: str, name: str) -> str:
+    """The lines of one build stage."""
+    stages = re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)
+    return next(text for text in stages if re.match(rf"\S+ AS {name}\n", text))
+
+
+def test_an_old_engine_can_build_the_images(dockerfile: str) -> None:
+    assert re.search(r"^# *syntax *=|<<-?['\"]?[A-Z]+|COPY --link", dockerfile, re.MULTILINE | re.IGNORECASE) is None
+
+
+def test_the_base_image_can_be_chosen(dockerfile: str) -> None:
+    assert "ARG PYTHON_IMAGE=python:3.12-slim\n" in dockerfile
+
+
+def test_only_the_training_image_is_built_from_the_training_requirements(dockerfile: str) -> None:
+    assert "train.txt" not in stage(dockerfile, "build-broker")
+    assert "--from=build-broker" in stage(dockerfile, "broker")
+    assert "-r train.txt" in stage(dockerfile, "build-train")
+
+
+def test_no_process_runs_as_root_or_behind_a_shell(dockerfile: str) -> None:
+    assert "USER isles\n" in stage(dockerfile, "process")
+    assert 'ENTRYPOINT ["isles"]\n' in stage(dockerfile, "process")
+
+
+def test_no_variable_of_the_compose_file_must_be_set(compose: str) -> None:
+    assert all(":-" in name for name in re.findall(r"\$\{([^}]*)\}", compose))
+    assert re.search(r"\$[A-Za-z]", compose) is None
+
+
+def test_the_broker_publishes_no_port_to_the_host(compose: str) -> None:
+    assert re.search(r"^\s+ports:", compose, re.MULTILINE) is None
+
+
+def test_every_service_has_a_memory_limit_and_a_restart_policy(compose: str) -> None:
+    assert compose.count("mem_limit:") == compose.count("restart:") == 4  # the two regions share theirs
