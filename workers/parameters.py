@@ -6,7 +6,7 @@ Used by the evaluator after each cycle, and once by whoever writes the trained m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -38,6 +38,9 @@ _Reply = TypeVar("_Reply", bound=Message)
 FETCHES_MAX: Final = 5
 """How often a fragment is asked for anew when what the answer named cannot be had: the store keeps the last few
 versions, so one that moves on during a slow transfer is caught at the second try."""
+
+ASK_SECONDS: Final = 15.0
+"""Longest wait for an answer of the broker that is not a blob: one that was restarted is back by then."""
 
 PARAMETERS_CODEC: Final = "fp32"
 """Whole parameters are stored as they are."""
@@ -119,14 +122,19 @@ class ParameterFetcher:
         address: str,
         timeout_seconds: float,
         clock: Clock | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`timeout_seconds` bounds each call of a method, `address` is for messages about it."""
+        """`timeout_seconds` bounds each call of a method, `address` is for messages about it.
+
+        Once `should_stop` says so, a call under way ends with UnreachableError.
+        """
         self._connection = connection
         self._record = record
         self._manifest = Manifest.from_text(record.manifest)
         self._address = address
         self._timeout_seconds = timeout_seconds
         self._clock = clock or SystemClock()
+        self._should_stop = should_stop
 
     def newest(self, held: GlobalParameters | None = None) -> GlobalParameters:
         """The newest version of every fragment, by updates from what is `held` where that is shorter.
@@ -191,13 +199,13 @@ class ParameterFetcher:
     # --------------------------------------------------------------------------------------------------------- waiting
 
     def _ask(self, message: Message, kind: type[_Reply], deadline: float) -> _Reply:
-        left = max(0.0, deadline - self._clock.now())
+        left = 0.0 if self._should_stop() else min(ASK_SECONDS, deadline - self._clock.now())
         return ask(self._connection, message, kind, left, address=self._address)
 
     def _fetch(self, blob: BlobRef, fragment: FragmentId, codec: str, deadline: float) -> Tensor:
         num_values = self._manifest.fragments[fragment].num_values
         self._connection.fetch(blob, bytes_max=bound_bytes(codec, num_values))
-        while (left := deadline - self._clock.now()) > 0:
+        while (left := deadline - self._clock.now()) > 0 and not self._should_stop():
             for news in self._connection.poll(left):
                 raise_if_refused(news)
                 if isinstance(news, FetchFailed) and news.blob.digest == blob.digest:

@@ -106,6 +106,9 @@ class EvaluatorSettings(_ClientSettings):
     record_timeout_seconds: Positive = Field(
         default=3600.0, description="seconds to wait for the first worker, which starts the run, before giving up"
     )
+    fetch_timeout_seconds: Positive = Field(
+        default=600.0, description="seconds that bringing all fragments may take before it is tried again"
+    )
     final_timeout_seconds: Positive = Field(
         default=30.0, description="seconds that fetching and reporting may take once it was told to stop"
     )
