@@ -20,7 +20,7 @@ import pytest
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
 from isles.ops.settings import section_models
-from isles.proto.config import Stated, resolve, variable_name
+from isles.proto.config import Stated, from_assignment, resolve, variable_name
 from isles.proto.events import EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,7 +219,7 @@ def typed(words: list[str]) -> list[Stated]:
     if "--help" in words:
         return []
     context = command.make_context(words[1], list(words[2:]), parent=top)
-    assignments = [Stated(*text.split("=", 1), "--set") for text in context.params.get("assignments") or ()]
+    assignments = [from_assignment(text) for text in context.params.get("assignments") or ()]
     return [*stated_flags(command.params, context.params), *assignments]
 
 
