@@ -1,0 +1,124 @@
+"""The outer step and what it publishes: from a version's state and deltas to the next version, float32 throughout.
+
+`make_version` is the only arithmetic there is: the outer uses it, and so does whoever recomputes a version from its
+recipe. Equal inputs give equal bytes on one build of numpy and zstd.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from isles.outer.ledger import recipe_fault
+from isles.outer.merge import weighted_mean
+from isles.proto.agreement import SyncSettings
+from isles.proto.codec import decode, encode
+from isles.proto.errors import NonFiniteError, PayloadError
+from isles.proto.messages import Recipe
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FragmentState:
+    """What the outer step of one fragment starts from: three [n] float32 vectors, None standing for zeros."""
+
+    parameters: Vector
+    momentum: Vector | None = None
+    remainder: Vector | None = None
+    """What the updates so far have left out of the parameters."""
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """The state after one outer step, and the bytes that take a learner there."""
+
+    state: FragmentState
+    update: bytes
+    """Payload in the run's downward codec: its decoded values, added to the old parameters, are the new ones."""
+    parameters_sha256: str
+
+
+def make_version(state: FragmentState, deltas: Iterable[Vector], recipe: Recipe, sync: SyncSettings) -> NewVersion:
+    """Version v + 1 from the state of version v and the deltas of the recipe's ingredients, in their order.
+
+        D          = weighted mean of the deltas
+        buf       <- mu^f buf + f D
+        step       = lr f (D + mu buf)
+        exact      = parameters + remainder - step
+        update     = Q(exact - parameters)
+        parameters <- parameters + dec(update)
+        remainder <- exact - parameters
+
+    With f = 1 the step is that of Nesterov's method as in `torch.optim.SGD`. Deltas are [n] float32 and taken one at a
+    time. Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update,
+    ValueError for deltas of another length or number.
+    """
+    num_values = state.parameters.size
+    gradient = weighted_mean(deltas, recipe.ingredients, num_values)
+    _check_finite(gradient, "merged delta")
+    momentum, wanted = _outer_step(state, gradient, recipe.fraction, sync)
+    if sync.outer_momentum:
+        _check_finite(momentum, "momentum")
+    _check_finite(wanted, "step")
+    update = encode(sync.codec_down, wanted)
+    with np.errstate(over="ignore", invalid="ignore"):
+        parameters = state.parameters + decode(update, num_values=num_values)
+        # exact - parameters, without first rounding the small `wanted` to the precision of the large parameters.
+        remainder = wanted - (parameters - state.parameters)
+    _check_finite(parameters, "parameters")
+    _check_finite(remainder, "remainder")
+    new_state = FragmentState(parameters, momentum if sync.outer_momentum else None, remainder)
+    return NewVersion(new_state, update, parameters_digest(parameters))
+
+
+def recompute(
+    state_payloads: Mapping[str, bytes],
+    payloads: Iterable[bytes],
+    recipe: Recipe,
+    sync: SyncSettings,
+    *,
+    num_values: int,
+) -> NewVersion:
+    """Makes a version again from the stored bytes of the one before it and of what was merged.
+
+    `state_payloads` has `parameters` and, where the version before had them, `momentum` and `remainder`; `payloads` are
+    those of the recipe's ingredients, in their order. Raises PayloadError if the recipe is not of this run or a payload
+    cannot be decoded, and what `make_version` raises.
+    """
+    if (fault := recipe_fault(recipe, sync)) is not None:
+        raise PayloadError(f"this version cannot be recomputed: {fault}")
+    if "parameters" not in state_payloads:
+        raise PayloadError("this version cannot be recomputed: the parameters of the version before it are missing")
+    vectors = {name: decode(payload, num_values=num_values) for name, payload in state_payloads.items()}
+    state = FragmentState(vectors["parameters"], vectors.get("momentum"), vectors.get("remainder"))
+    return make_version(state, (decode(payload, num_values=num_values) for payload in payloads), recipe, sync)
+
+
+def parameters_digest(parameters: Vector) -> str:
+    """Hexadecimal SHA-256 of the little-endian single-precision bytes of a flat vector."""
+    return hashlib.sha256(np.ascontiguousarray(parameters, "<f4").data).hexdigest()
+
+
+def _outer_step(state: FragmentState, gradient: Vector, fraction: float, sync: SyncSettings) -> tuple[Vector, Vector]:
+    """The new momentum, and remainder - step: how far the parameters shall move."""
+    mu, rate = sync.outer_momentum, sync.outer_learning_rate
+    with np.errstate(over="ignore", invalid="ignore"):
+        momentum = gradient * np.float32(fraction)
+        if state.momentum is not None:
+            momentum += np.float32(mu**fraction) * state.momentum
+        wanted = np.float32(-rate * fraction) * (gradient + np.float32(mu) * momentum)
+        if state.remainder is not None:
+            wanted += state.remainder
+    return momentum, wanted
+
+
+def _check_finite(vector: Vector, what: str) -> None:
+    finite = np.isfinite(vector)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        raise NonFiniteError(f"the outer step is not finite: value {place} of the {what} is {vector[place]}")

@@ -1,0 +1,31 @@
+"""When enough learners have contributed to a round, and when all have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from isles.proto.messages import LearnerInfo
+
+
+def live_learners(learners: Sequence[LearnerInfo]) -> frozenset[str]:
+    """The names of those that the broker has heard of lately."""
+    return frozenset(info.learner for info in learners if info.is_live)
+
+
+def num_needed(quorum: int, num_live: int) -> int:
+    """K, but never more than could contribute, and at least one."""
+    return max(1, min(quorum, num_live))
+
+
+def has_quorum(contributors: Collection[str], live: frozenset[str], quorum: int) -> bool:
+    """Whether enough distinct learners have a mergeable row.
+
+    A dead owner's row counts: it is durable, and its work is as good as anybody's. Without live learners any row is
+    enough, or what the dead have left would wait for ever.
+    """
+    return len(set(contributors)) >= num_needed(quorum, len(live))
+
+
+def has_everyone(contributors: Collection[str], live: frozenset[str]) -> bool:
+    """Whether nobody is left to wait for."""
+    return live <= set(contributors)
