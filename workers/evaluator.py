@@ -115,16 +115,24 @@ class Evaluator:
         self._has_first = False
         self._unreported: Report | None = None
         self._lost_at: float | None = None
+        model.eval()
 
     def run(self) -> None:
         """Evaluates whenever it is due until a stop is requested, then the newest versions once more, and leaves.
 
         A broker that is away is waited for. Raises RefusedError or FencedError if it refuses this process.
         """
-        self._model.eval()
         while not self._should_stop():
-            self._attempt(self._look)
+            self.look()
             self._connection.poll(LOOK_SECONDS)
+        self.finish()
+
+    def look(self) -> None:
+        """Looks at the heads, and evaluates if that is due. Raises as `run`."""
+        self._attempt(self._look)
+
+    def finish(self) -> None:
+        """Gets and reports the last figure, as long as there is time for it, and leaves. Raises as `run`."""
         self._attempt(self._finish)
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -171,7 +179,6 @@ class Evaluator:
         )
 
     def _finish(self) -> None:
-        """The last figure, as long as there is time for it."""
         deadline = self._clock.now() + self._settings.final_timeout_seconds
         if self._unreported is not None:
             self._report(self._unreported)
