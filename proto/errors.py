@@ -11,6 +11,7 @@
     |   `-- ManifestMismatchError   a model that is not the run's model
     |-- RefusedError          a broker refused this process for good; the text says why
     |   `-- FencedError       a newer incarnation of this process exists
+    |-- StoreError            the broker's disk did not keep its word, or its store is damaged
     |-- UnreachableError      nobody answered in the time that was given
     |-- NonFiniteError        this process computed NaN or infinity
     `-- RangeError            this process computed values that the chosen codec cannot represent
@@ -72,6 +73,12 @@ class FencedError(RefusedError):
     """A newer incarnation of this process exists; this one must end."""
 
     exit_code = 4
+
+
+class StoreError(IslesError):
+    """The broker's disk did not keep its word, or its store cannot be read."""
+
+    exit_code = 6
 
 
 class UnreachableError(IslesError):

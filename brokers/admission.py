@@ -1,0 +1,161 @@
+"""Coming and going: HELLO, INIT, PROGRESS, SHARDS, LEAVE. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isles.brokers import retained
+from isles.brokers.replies import joined_log, log, reply, respond
+from isles.brokers.sessions import Session
+from isles.brokers.state import State
+from isles.brokers.vocabulary import (
+    AbandonUpload,
+    Instruction,
+    MessageArrived,
+)
+from isles.proto.agreement import RunRecord
+from isles.proto.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Alive,
+    Done,
+    Error,
+    Fenced,
+    Hello,
+    Init,
+    Initialised,
+    Leave,
+    Progress,
+    RetryAfter,
+    Shards,
+    ShardsLeased,
+    Welcome,
+)
+
+PROTOCOL_MIN: Final = (PROTOCOL_MAJOR, 0)
+PROTOCOL_MAX: Final = (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+
+
+def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Instruction]:
+    """HELLO: lets a process in or says what differs; retires its older incarnations."""
+    fault = _hello_fault(hello, state.record)
+    refused = {"role": hello.role, "id": hello.id}
+    if fault is not None:
+        return [
+            *reply(arrival, fault),
+            log("warning", "client.refused", **refused, code=fault.code, text=fault.text),
+        ]
+    # Operators only look: any number of them may share a name.
+    if hello.role != "operator":
+        if retained.is_retired(state.index, hello.role, hello.id, hello.incarnation):
+            text = f"incarnation {hello.incarnation[:8]} was replaced by a newer one"
+            return [
+                *reply(arrival, Fenced()),
+                log("warning", "client.refused", **refused, code="fenced", text=text),
+            ]
+        retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
+    session = state.sessions.open(hello, arrival.connection, state.now)
+    if session is None:
+        text = f"{state.settings.sessions_max} sessions are open (sessions_max)"
+        return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
+    older = state.uploads.drop_older(session.owner, session.incarnation)
+    abandoned = [AbandonUpload(upload.transfer, upload.blob) for upload in older]
+    if session.role == "worker":
+        state.membership.join(session.id, session.incarnation, session.region, state.now, state.unix)
+    return [*abandoned, *reply(arrival, _welcome(state, session, hello)), joined_log(session)]
+
+
+def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
+    is_worker = session.role == "worker"
+    return Welcome(
+        new_session=session.token,
+        protocol=_common_protocol(hello) or (0, 0),
+        broker_incarnation=state.incarnation,
+        seq=state.seq,
+        limits=state.settings.limits,
+        run_record=state.record,
+        heads=retained.heads(state.index),
+        rows=retained.rows_of(state.index, session.id) if is_worker else (),
+        shards=state.membership.shards_of(session.id) if is_worker else {},
+    )
+
+
+def take_init(state: State, session: Session, arrival: MessageArrived, message: Init) -> list[Instruction]:
+    """INIT: makes the run, if it is the first."""
+    initialiser = f"{session.id}/{session.incarnation}"
+    is_new = state.record is None
+    answer = retained.init(state.index, message, initialiser=initialiser, unix=state.unix)
+    if not (is_new and isinstance(answer, Initialised)):
+        return respond(arrival, answer)
+    return [
+        *reply(arrival, answer),
+        state.hint("initialised", learner=session.id),
+        log(
+            "info",
+            "run.initialised",
+            run=message.run_record.run,
+            learner=session.id,
+            num_fragments=len(message.versions),
+            num_parameters=int(state.index.value(retained.NUM_PARAMETERS) or b"0"),
+        ),
+    ]
+
+
+def take_progress(state: State, session: Session, arrival: MessageArrived, message: Progress) -> list[Instruction]:
+    """PROGRESS: a learner's counters; whoever sends it shows that it lives."""
+    if session.role == "worker":
+        state.membership.progress(session.id, message, state.now)
+    return reply(arrival, Alive())
+
+
+def take_leave(state: State, session: Session, arrival: MessageArrived, _: Leave) -> list[Instruction]:
+    """LEAVE: gives the leases of who goes back at once. A repeated one is answered alike."""
+    if session.has_left:
+        return reply(arrival, Done())
+    session.has_left = True
+    if session.role == "worker":
+        state.membership.leave(session.id)
+    if session.role == "outer":
+        state.leases.release(session.id, session.incarnation)
+    return [*reply(arrival, Done()), log("info", "client.left", role=session.role, id=session.id)]
+
+
+def take_shards(state: State, session: Session, arrival: MessageArrived, message: Shards) -> list[Instruction]:
+    """SHARDS: takes data shards back and lends others."""
+    held = state.membership.lease_shards(session.id, message.num_wanted, message.returned)
+    said = log("info", "shards.leased", learner=session.id, num_shards=len(held))
+    return [*reply(arrival, ShardsLeased(shards=held)), said]
+
+
+def _common_protocol(hello: Hello) -> tuple[int, int] | None:
+    """The highest version that both sides speak."""
+    newest = min(PROTOCOL_MAX, hello.protocol_max)
+    return newest if newest >= max(PROTOCOL_MIN, hello.protocol_min) else None
+
+
+def _hello_fault(hello: Hello, record: RunRecord | None) -> Error | None:
+    """Why this process cannot take part, naming the first thing that differs; None if it can."""
+    if _common_protocol(hello) is None:
+        return Error(
+            code="protocol",
+            text=f"this broker speaks protocol {_range(PROTOCOL_MIN, PROTOCOL_MAX)}, {hello.role} {hello.id} speaks "
+            f"{_range(hello.protocol_min, hello.protocol_max)}: install the same isles on both",
+        )
+    if record is None:
+        return None
+    if hello.run and hello.run != record.run:
+        text = f"this broker serves run {record.run}, {hello.role} {hello.id} wants {hello.run}: check the address"
+        return Error(code="run", text=text)
+    if hello.manifest_digest and hello.manifest_digest != record.manifest_digest:
+        return Error(
+            code="manifest",
+            text=f"the model of {hello.role} {hello.id} has manifest {hello.manifest_digest[:12]}, that of run "
+            f"{record.run} has {record.manifest_digest[:12]}: build the model from the run's task and settings",
+        )
+    if difference := record.first_difference(dict(hello.stated)):
+        return Error(code="settings", text=difference)
+    return None
+
+
+def _range(low: tuple[int, int], high: tuple[int, int]) -> str:
+    return f"{low[0]}.{low[1]}" if low == high else f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"

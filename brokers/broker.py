@@ -1,0 +1,212 @@
+"""The broker process: one thread that owns the sockets and the index, some that work on the disk.
+
+arrivals and finished disk work  ->  events  ->  Router, in one transaction  ->  instructions, once it is durable
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from isles.brokers.router import Router
+from isles.brokers.settings import BrokerSettings
+from isles.brokers.store.disk import Disk, DiskThreads
+from isles.brokers.store.store import Store
+from isles.brokers.vocabulary import (
+    Event,
+    GarbageArrived,
+    Instruction,
+    Log,
+    MessageArrived,
+    Publish,
+    Send,
+    Tick,
+)
+from isles.proto.clock import Clock, SystemClock
+from isles.proto.errors import IslesError, MessageError, StoreError
+from isles.proto.logs import Logger
+from isles.proto.messages import Channel, Error, pack, unpack
+from isles.proto.transport.interface import Arrival, BrokerTransport
+
+TOKEN_BYTES: Final = 16
+"""Of a session's name: nobody guesses 128 bits."""
+OWN_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    IslesError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What a mistake of ours raises: it costs the one event that ran into it, not the process."""
+
+
+class Broker:
+    """One broker. It owns the store from `run` on; its transport stays its maker's."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        transport: BrokerTransport,
+        store: Store,
+        clock: Clock,
+        logger: Logger,
+        disk: Disk | None = None,
+    ) -> None:
+        """Starts nothing. Without `disk`, threads of its own do the disk work."""
+        self._settings = settings
+        self._transport = transport
+        self._store = store
+        self._clock = clock
+        self._logger = logger
+        self._disk = disk or DiskThreads(store.blobs, settings.num_disk_threads, transport.wake)
+        self._ticked_at: float | None = None
+        self.incarnation = secrets.token_hex(TOKEN_BYTES)
+        with _store_faults():
+            self.router = Router(
+                store.index,
+                settings,
+                self.incarnation,
+                lambda: secrets.token_hex(TOKEN_BYTES),
+                clock.now(),
+                clock.unix(),
+            )
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set. Raises StoreError if the disk or the index failed."""
+        self.start()
+        try:
+            while not stop.is_set():
+                self.work(self._settings.tick_seconds)
+        finally:
+            self.close()
+
+    def start(self) -> None:
+        """Clears away what an earlier process left half done."""
+        num_blobs, num_bytes = self._store.sweep()
+        if num_blobs:
+            self._logger.info("store.swept", num_blobs=num_blobs, bytes=num_bytes)
+        self._disk.start()
+
+    def work(self, timeout_seconds: float) -> None:
+        """One turn: takes what has come, decides in one transaction, and answers when that is durable."""
+        events = self._gather(timeout_seconds)
+        if not events:
+            return
+        with _store_faults(), self._store.index.transaction():
+            instructions = [instruction for event in events for instruction in self._decide(event)]
+        for instruction in instructions:
+            self._perform(instruction)
+
+    def close(self) -> None:
+        """Ends the disk work and gives the store back; what was not answered was not promised."""
+        self._disk.close()
+        try:
+            with _store_faults(), self._store.index.transaction():
+                self.router.flush()
+        finally:
+            self._store.close()
+
+    def _gather(self, timeout_seconds: float) -> list[Event]:
+        arrivals = self._transport.poll(timeout_seconds)
+        events: list[Event] = [_read(arrival) for arrival in arrivals]
+        events += self._disk.completed()
+        now = self._clock.now()
+        if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
+            self._ticked_at = now
+            events.append(Tick(self._store.blobs.free_bytes()))
+        return events
+
+    def _decide(self, event: Event) -> list[Instruction]:
+        try:
+            with self._store.index.transaction():
+                return self.router.handle(event, self._clock.now(), self._clock.unix())
+        except OWN_FAULTS as error:
+            text = f"{type(error).__name__}: {error}"
+            where = traceback.format_exc(limit=-3)
+            self._logger.error(
+                "message.refused", code="internal", text=text, about=type(event).__name__, traceback=where
+            )
+            if not isinstance(event, MessageArrived):
+                return []
+            answer = Error(
+                request=event.message.request,
+                code="internal",
+                text=f"this broker made a mistake with {type(event.message).__name__}; its log says more",
+            )
+            return [Send(event.channel, event.connection, answer)]
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case Send(channel, connection, message, payload):
+                self._transport.send(channel, connection, pack(message), payload)
+            case Publish(hint):
+                self._transport.publish(pack(hint))
+            case Log(level, event, fields):
+                getattr(self._logger, level)(event, **fields)
+            case _:
+                self._disk.submit(instruction)
+
+
+def _read(arrival: Arrival) -> Event:
+    try:
+        message = unpack(arrival.header)
+    except MessageError as error:
+        return GarbageArrived(arrival.channel, arrival.connection, str(error))
+    payload = arrival.payload if arrival.channel is Channel.BULK else None
+    return MessageArrived(arrival.channel, arrival.connection, message, payload)
+
+
+@contextmanager
+def _store_faults() -> Iterator[None]:
+    """Turns a failure of the index into the sentence that ends this process."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"the index of the store failed ({error}): nothing of it was answered; check the disk, then start this "
+            "broker again"
+        ) from error
+
+
+def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Event) -> int:
+    """Runs a broker until `should_stop`; the exit code.
+
+    Raises ConfigError if it cannot listen, StoreLockedError if another one has the store, StoreError if the disk fails.
+    """
+    from isles.proto.transport.zmq_transport import ZmqBroker
+
+    store = Store.open(settings.store)
+    try:
+        transport = ZmqBroker(settings.host, settings.ports)
+    except IslesError:
+        store.close()
+        raise
+    try:
+        broker = Broker(settings, transport, store, SystemClock(), logger)
+        _write_address(settings.store / "address", str(transport.address))
+        logger.info(
+            "broker.started",
+            address=str(transport.address),
+            store=str(settings.store),
+            incarnation=broker.incarnation,
+        )
+        broker.run(should_stop)
+    finally:
+        transport.close()
+        store.close()
+    return 0
+
+
+def _write_address(path: Path, address: str) -> None:
+    """Says where this broker listens; whole or not at all, since others read it."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(address + "\n", encoding="utf-8")
+    partial.replace(path)

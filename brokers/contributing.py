@@ -1,0 +1,135 @@
+"""Contributions and other blobs coming in: OFFER, UPLOAD, CHUNK, and what the disk says of them. Pure."""
+
+from __future__ import annotations
+
+from isles.brokers import retained
+from isles.brokers.replies import log, named, refusal_log, refuse, reply, respond
+from isles.brokers.sessions import Session
+from isles.brokers.state import State
+from isles.brokers.uploads import DISK_FULL_RETRY_SECONDS
+from isles.brokers.vocabulary import (
+    ChunkWritten,
+    Instruction,
+    MessageArrived,
+    UploadDurable,
+    UploadFailed,
+)
+from isles.proto.messages import (
+    Accepted,
+    Channel,
+    Chunk,
+    Error,
+    Expired,
+    Offer,
+    RetryAfter,
+    Stored,
+    Upload,
+)
+
+
+def take_offer(state: State, session: Session, arrival: MessageArrived, message: Offer) -> list[Instruction]:
+    """OFFER: GRANT if the bytes are wanted, else the answer that the books give."""
+    contribution = message.contribution
+    name = contribution.id
+    if (name.learner, name.incarnation) != (session.id, session.incarnation):
+        text = f"{session.role} {session.id} offers contribution {name}, which is not its own"
+        return refuse(arrival, Error(code="broken-rule", text=text))
+    upload = state.uploads.find(session.owner, contribution.blob, is_contribution=True)
+    if upload is not None and upload.contribution is not None and upload.contribution.id == name:
+        grant = state.uploads.grant(upload, session, message.request, state.now)
+        return reply(arrival, grant)
+    if state.uploads.names_other_bytes(name, contribution.blob):
+        text = f"contribution {name} is being received with other bytes: an id never names two payloads"
+        return refuse(arrival, Error(code="conflict", text=text))
+    assert state.record is not None
+    horizon = state.record.sync.horizon_versions
+    answer = retained.judge_offer(state.index, contribution, horizon_versions=horizon)
+    if isinstance(answer, Expired):
+        fields = {"base_version": contribution.base_version, "head": answer.head}
+        return [*reply(arrival, answer), log("warning", "contribution.expired", **named(name), **fields)]
+    if answer is not None:
+        return respond(arrival, answer)
+    if upload is not None:
+        upload.contribution = contribution
+        return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
+    return _open_upload(state, session, arrival, message)
+
+
+def take_upload(state: State, session: Session, arrival: MessageArrived, message: Upload) -> list[Instruction]:
+    """UPLOAD: GRANT, or STORED if the bytes are here already."""
+    blob = message.blob
+    if state.index.blob(blob.digest) == blob:
+        state.index.put_blob(blob, state.unix)
+        return reply(arrival, Stored(digest=blob.digest))
+    upload = state.uploads.find(session.owner, blob, is_contribution=False)
+    if upload is not None:
+        return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
+    return _open_upload(state, session, arrival, message)
+
+
+def _open_upload(state: State, session: Session, arrival: MessageArrived, message: Offer | Upload) -> list[Instruction]:
+    contribution = message.contribution if isinstance(message, Offer) else None
+    blob = message.contribution.blob if isinstance(message, Offer) else message.blob
+    if (refusal := state.uploads.refusal(session.owner, blob, state.index.stored_bytes())) is not None:
+        answer = respond(arrival, refusal)
+        if isinstance(refusal, RetryAfter):
+            answer.append(refusal_log("retry-after", refusal.reason))
+        return answer
+    upload = state.uploads.open(session, blob, contribution, state.now)
+    return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
+
+
+def take_chunk(state: State, session: Session, arrival: MessageArrived, message: Chunk) -> list[Instruction]:
+    """CHUNK: the next piece of an upload."""
+    return state.uploads.take(session, message, arrival.payload, state.now)
+
+
+def chunk_written(state: State, event: ChunkWritten) -> list[Instruction]:
+    """More credit for who sends."""
+    written = state.uploads.wrote(event.transfer, event.offset)
+    if written is None:
+        return []
+    upload, credit = written
+    return state.send(upload.session, Channel.BULK, credit)
+
+
+def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
+    """The bytes survive a crash, so they can be promised: ACCEPTED or STORED."""
+    upload = state.uploads.drop(event.transfer)
+    if upload is None:
+        return []
+    blob, contribution = upload.blob, upload.contribution
+    if contribution is None:
+        state.index.put_blob(blob, state.unix)
+        return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))
+    name = contribution.id
+    answer = retained.accept(state.index, contribution, unix=state.unix)
+    sent = state.send(upload.session, Channel.CONTROL, answer.model_copy(update={"request": upload.request}))
+    if not isinstance(answer, Accepted):
+        if state.index.blob(blob.digest) is None:
+            state.index.put_blob(blob, 0.0)  # nothing refers to it: deleted with the next such ones
+        return [
+            *sent,
+            refusal_log(type(answer).__name__.lower(), f"contribution {name}"),
+        ]
+    state.membership.advance_shards(name.learner, dict(contribution.cursor))
+    head = state.index.head(name.fragment)
+    hint = state.hint("contribution", fragment=name.fragment, version=head.version if head else 0, learner=name.learner)
+    facts = {"base_version": contribution.base_version, "tokens": contribution.tokens, "bytes": blob.size_bytes}
+    return [*sent, hint, log("info", "contribution.accepted", **named(name), **facts)]
+
+
+def upload_failed(state: State, event: UploadFailed) -> list[Instruction]:
+    """The bytes are damaged, or the disk is full: nothing was stored."""
+    upload = state.uploads.drop(event.transfer)
+    if upload is None:
+        return []
+    if event.code == "full":
+        later = RetryAfter(request=upload.request, seconds=DISK_FULL_RETRY_SECONDS, reason=event.text)
+        said = log("error", "store.full", bytes=state.uploads.disk_free_bytes, limit_bytes=upload.blob.size_bytes)
+        return [*state.send(upload.session, Channel.CONTROL, later), said]
+    error = Error(request=upload.request, code="damaged", text=event.text)
+    said = refusal_log("damaged", event.text)
+    if upload.contribution is not None:
+        said = log("warning", "contribution.damaged", **named(upload.contribution.id), text=event.text)
+    return [*state.send(upload.session, Channel.CONTROL, error), said]

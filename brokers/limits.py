@@ -1,0 +1,103 @@
+"""What the broker's pure cores need to know: limits, leases, retention."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from isles.proto.messages import CHUNK_BYTES, SHARDS_MAX, Limits
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class RoutingSettings(BaseModel):
+    """Limits, leases and retention: what the router asks of its clients and of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heartbeat_seconds: Seconds = Field(default=1.0, description="how often a worker sends PROGRESS, in seconds")
+    learner_lease_seconds: Seconds = Field(
+        default=10.0, description="a learner that is silent for this long, in seconds, is no longer live"
+    )
+    outer_lease_seconds: Seconds = Field(
+        default=3.0, description="an outer that does not renew its lease for this long, in seconds, may be replaced"
+    )
+    session_idle_seconds: Seconds = Field(
+        default=120.0, description="a session without a message for this long, in seconds, is forgotten"
+    )
+    beat_seconds: Seconds = Field(default=2.0, description="longest silence on the events channel, in seconds")
+    flush_seconds: Seconds = Field(default=2.0, description="how often counters are written to the store, in seconds")
+    versions_kept: Annotated[int, Field(ge=2, le=100_000)] = Field(
+        default=8, description="newest versions of a fragment whose state and contributions are kept, in versions"
+    )
+    num_shards: Annotated[int, Field(ge=1, le=SHARDS_MAX)] = Field(
+        default=1024, description="data shards that are leased to learners"
+    )
+    chunk_bytes: Annotated[int, Field(ge=4096, le=16 << 20)] = Field(
+        default=CHUNK_BYTES, description="payload of one chunk, in bytes"
+    )
+    credit_chunks: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=8, description="chunks that may be under way in one transfer"
+    )
+    blob_bytes_max: Bytes = Field(default=4 << 30, description="largest single payload, in bytes")
+    stored_bytes_max: Bytes | None = Field(
+        default=None, description="most bytes of payloads in the store; without it only the disk bounds them"
+    )
+    disk_free_bytes_min: Annotated[int, Field(ge=0)] = Field(
+        default=256 << 20, description="uploads wait while the disk has less than this free, in bytes"
+    )
+    uploads_per_client_max: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=32, description="uploads that one client may have open"
+    )
+    open_bytes_per_client_max: Bytes = Field(
+        default=8 << 30, description="announced bytes of all uploads that one client has open"
+    )
+    downloads_per_client_max: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="fetches that one client may have open"
+    )
+    sessions_max: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=4096, description="sessions that may be open at once"
+    )
+    upload_idle_seconds: Seconds = Field(
+        default=60.0, description="an upload without a chunk for this long, in seconds, is dropped"
+    )
+    unused_blob_seconds: Seconds = Field(
+        default=600.0, description="an uploaded blob that nothing refers to is deleted after this long, in seconds"
+    )
+    retry_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
+        default=1.0, description="how soon a client that was put off may ask again, in seconds"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.learner_lease_seconds < 3 * self.heartbeat_seconds:
+            raise ValueError(
+                f"learner_lease_seconds = {self.learner_lease_seconds:g} is under three times heartbeat_seconds = "
+                f"{self.heartbeat_seconds:g}, so one lost heartbeat could expire a healthy learner: raise the first or "
+                "lower the second"
+            )
+        if self.session_idle_seconds < max(self.learner_lease_seconds, self.outer_lease_seconds):
+            raise ValueError(
+                f"session_idle_seconds = {self.session_idle_seconds:g} is under learner_lease_seconds = "
+                f"{self.learner_lease_seconds:g} or outer_lease_seconds = {self.outer_lease_seconds:g}, so a session "
+                "could end before its lease: raise the first"
+            )
+        if self.open_bytes_per_client_max < self.blob_bytes_max:
+            raise ValueError(
+                f"open_bytes_per_client_max = {self.open_bytes_per_client_max} is under blob_bytes_max = "
+                f"{self.blob_bytes_max}, so the largest payload could never come: raise the first or lower the second"
+            )
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        """What a client is told of these settings."""
+        return Limits(
+            chunk_bytes=self.chunk_bytes,
+            credit_chunks=self.credit_chunks,
+            heartbeat_seconds=self.heartbeat_seconds,
+            learner_lease_seconds=self.learner_lease_seconds,
+            outer_lease_seconds=self.outer_lease_seconds,
+        )

@@ -1,0 +1,202 @@
+"""Which learners are live, how fast they work, and which data shards they hold. Pure.
+
+Live means: heard within the lease. It says nothing about participation, which is what a round counts. A learner's
+counters and its liveness are in the index, so a broker that starts again finds them; a lease that was held then
+continues for one lease time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from isles.brokers.store.index import Index, StoredLearner
+from isles.proto.messages import LearnerInfo, Progress
+
+RATE_SECONDS: Final = 10.0
+"""Time constant of the moving average of a learner's rate: a few heartbeats, a few rounds."""
+RATE_INTERVAL_SECONDS_MIN: Final = 0.2
+"""Two PROGRESS messages closer than this say little about a rate; the second one waits for the next."""
+
+
+@dataclass
+class _Learner:
+    region: str
+    incarnation: str
+    is_live: bool
+    heard_at: float
+    last_seen_unix: float
+    tokens_before: int = 0
+    """Of all earlier incarnations, like steps_before."""
+    steps_before: int = 0
+    tokens: int = 0
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    step_seconds: float = 0.0
+    measured_at: float | None = None
+    measured_tokens: int = 0
+    is_changed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """A learner whose lease has run out."""
+
+    learner: str
+    silent_seconds: float
+
+
+class Membership:
+    """All learners that were ever seen."""
+
+    def __init__(self, index: Index, *, lease_seconds: float, num_shards: int, now: float) -> None:
+        self._index = index
+        self._lease_seconds = lease_seconds
+        self._num_shards = num_shards
+        index.create_shards(num_shards)
+        self._learners = {stored.learner: _restore(index, stored, now) for stored in index.learners()}
+
+    # -------------------------------------------------------------------------------------------------------- learners
+
+    def join(self, learner: str, incarnation: str, region: str, now: float, unix: float) -> None:
+        """A worker said HELLO. A newer incarnation starts its counters anew and keeps the learner's shards."""
+        known = self._learners.get(learner)
+        if known is None or known.incarnation != incarnation:
+            if known is not None:
+                self._put(learner, known)
+            known = _Learner(region, incarnation, True, now, unix)
+            known.tokens_before, known.steps_before = self._index.work_before(learner, incarnation)
+            known.tokens, known.steps = self._index.work(learner, incarnation)
+            self._learners[learner] = known
+        known.region, known.is_live, known.heard_at, known.last_seen_unix = region, True, now, unix
+        self._put(learner, known)
+
+    def hear(self, learner: str, now: float, unix: float) -> bool:
+        """A worker said anything: its lease is renewed. True if it had expired."""
+        known = self._learners[learner]
+        was_live, known.is_live = known.is_live, True
+        known.heard_at, known.last_seen_unix, known.is_changed = now, unix, True
+        return not was_live
+
+    def progress(self, learner: str, message: Progress, now: float) -> None:
+        """Takes a learner's counters, which only grow, and measures its rate on this broker's clock."""
+        known = self._learners[learner]
+        known.tokens, known.steps = max(known.tokens, message.tokens), max(known.steps, message.steps)
+        known.step_seconds = message.step_seconds
+        if known.measured_at is None:
+            known.measured_at, known.measured_tokens = now, known.tokens
+            return
+        elapsed = now - known.measured_at
+        if elapsed < RATE_INTERVAL_SECONDS_MIN:
+            return
+        rate = (known.tokens - known.measured_tokens) / elapsed
+        share = 1.0 if known.tokens_per_second == 0 else 1 - math.exp(-elapsed / RATE_SECONDS)
+        known.tokens_per_second += share * (rate - known.tokens_per_second)
+        known.measured_at, known.measured_tokens = now, known.tokens
+
+    def leave(self, learner: str) -> None:
+        """A learner goes on purpose: its shards are free at once."""
+        self._end(learner)
+
+    def expire(self, now: float) -> list[Expiry]:
+        """Ends the leases that have run out."""
+        expired = [
+            Expiry(name, now - known.heard_at)
+            for name, known in self._learners.items()
+            if known.is_live and now - known.heard_at > self._lease_seconds
+        ]
+        for expiry in expired:
+            self._end(expiry.learner)
+        return expired
+
+    def _end(self, learner: str) -> None:
+        known = self._learners[learner]
+        known.is_live = False
+        known.measured_at = None
+        self._put(learner, known)
+        self._index.free_shards_of(learner)
+
+    def infos(self) -> tuple[LearnerInfo, ...]:
+        """All learners in order of their names, for rounds and for people."""
+        num_shards = self._index.num_shards_of()
+        return tuple(
+            LearnerInfo(
+                learner=name,
+                region=known.region,
+                incarnation=known.incarnation,
+                is_live=known.is_live,
+                last_seen_unix=known.last_seen_unix,
+                tokens=known.tokens_before + known.tokens,
+                steps=known.steps_before + known.steps,
+                tokens_per_second=max(0.0, known.tokens_per_second),
+                step_seconds=known.step_seconds,
+                num_shards=num_shards.get(name, 0),
+            )
+            for name, known in sorted(self._learners.items())
+        )
+
+    @property
+    def tokens_produced(self) -> int:
+        """Of all learners and all their incarnations, up to their last PROGRESS."""
+        return sum(known.tokens_before + known.tokens for known in self._learners.values())
+
+    def flush(self) -> None:
+        """Writes what has changed since the last time; a broker that dies loses at most that."""
+        for name, known in self._learners.items():
+            if known.is_changed:
+                self._put(name, known)
+
+    def _put(self, learner: str, known: _Learner) -> None:
+        known.is_changed = False
+        self._index.put_work(learner, known.incarnation, known.tokens, known.steps)
+        self._index.put_learner(
+            StoredLearner(
+                learner=learner,
+                region=known.region,
+                incarnation=known.incarnation,
+                is_live=known.is_live,
+                last_seen_unix=known.last_seen_unix,
+                tokens_per_second=known.tokens_per_second,
+                step_seconds=known.step_seconds,
+            )
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- shards
+
+    def shards_of(self, learner: str) -> dict[int, int]:
+        """The data shards that a learner holds, with their cursors."""
+        return self._index.shards_of(learner)
+
+    def lease_shards(self, learner: str, num_wanted: int, returned: dict[int, int]) -> dict[int, int]:
+        """Takes back some shards, then lends free ones, those with the least data taken first, up to `num_wanted`."""
+        held = self._index.shards_of(learner)
+        given_back = {shard: cursor for shard, cursor in returned.items() if shard in held}
+        self._index.advance_shards(learner, given_back)
+        self._index.put_shard_holder(given_back, "")
+        num_missing = num_wanted - (len(held) - len(given_back))
+        if num_missing > 0:
+            self._index.put_shard_holder(self._index.free_shards(num_missing, self._num_shards), learner)
+        return self._index.shards_of(learner)
+
+    def advance_shards(self, learner: str, cursor: dict[int, int]) -> None:
+        """An accepted contribution carries its work's place in the data, in the transaction that accepts it."""
+        self._index.advance_shards(learner, cursor)
+
+
+def _restore(index: Index, stored: StoredLearner, now: float) -> _Learner:
+    tokens, steps = index.work(stored.learner, stored.incarnation)
+    return _Learner(
+        region=stored.region,
+        incarnation=stored.incarnation,
+        is_live=stored.is_live,
+        heard_at=now,
+        last_seen_unix=stored.last_seen_unix,
+        tokens_before=stored.tokens - tokens,
+        steps_before=stored.steps - steps,
+        tokens=tokens,
+        steps=steps,
+        tokens_per_second=stored.tokens_per_second,
+        step_seconds=stored.step_seconds,
+        is_changed=False,
+    )

@@ -1,0 +1,86 @@
+"""What can be read of a run, and figures that others add to it. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isles.brokers import retained
+from isles.brokers.replies import log, reply, respond
+from isles.brokers.sessions import Session
+from isles.brokers.state import State
+from isles.brokers.status import make_status
+from isles.brokers.vocabulary import (
+    Instruction,
+    MessageArrived,
+)
+from isles.proto.messages import (
+    AskHeads,
+    AskHistory,
+    AskStatus,
+    AskVersion,
+    Done,
+    Heads,
+    History,
+    Report,
+    ReportInfo,
+)
+
+HISTORY_INGREDIENTS_MAX: Final = 4096
+"""Contributions listed in one HISTORY: with their names about 1 MB, well under the longest header."""
+
+
+def take_ask_version(state: State, session: Session, arrival: MessageArrived, message: AskVersion) -> list[Instruction]:
+    """ASK_VERSION: the way to the head, with the asker's own row."""
+    learner = session.id if session.role == "worker" else ""
+    answer = retained.version_reply(state.index, message.fragment, message.base_version, learner)
+    return respond(arrival, answer)
+
+
+def take_ask_heads(state: State, session: Session, arrival: MessageArrived, _: AskHeads) -> list[Instruction]:
+    """ASK_HEADS: all heads and the asker's rows."""
+    rows = retained.rows_of(state.index, session.id) if session.role == "worker" else ()
+    heads = retained.heads(state.index)
+    return reply(arrival, Heads(broker_incarnation=state.incarnation, seq=state.seq, heads=heads, rows=rows))
+
+
+def take_ask_history(state: State, _: Session, arrival: MessageArrived, message: AskHistory) -> list[Instruction]:
+    """ASK_HISTORY: versions with their recipes, fewer than wanted if those are long."""
+    versions = state.index.versions(message.fragment, message.first, message.num_max)
+    num_ingredients = 0
+    for position, info in enumerate(versions):
+        num_ingredients += info.num_participants
+        if position and num_ingredients > HISTORY_INGREDIENTS_MAX:
+            versions = versions[:position]
+            break
+    return reply(arrival, History(versions=tuple(versions)))
+
+
+def take_report(state: State, session: Session, arrival: MessageArrived, message: Report) -> list[Instruction]:
+    """REPORT: stores a figure and tells everybody."""
+    info = ReportInfo(
+        seq=0,
+        name=message.name,
+        value=message.value,
+        versions=message.versions,
+        tokens=message.tokens,
+        reporter=session.id,
+        unix=state.unix,
+    )
+    state.index.put_report(info)
+    said = log("info", "figure.reported", reporter=session.id, name=message.name, value=message.value)
+    return [*reply(arrival, Done()), state.hint("report"), said]
+
+
+def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -> list[Instruction]:
+    """ASK_STATUS: what there is to see; needs no session."""
+    status = make_status(
+        state.index,
+        state.record,
+        broker_incarnation=state.incarnation,
+        uptime_seconds=max(0.0, state.now - state.started_at),
+        learners=state.membership.infos(),
+        leases=state.leases.infos(state.now),
+        tokens_produced=state.membership.tokens_produced,
+        reports_after=message.reports_after,
+    )
+    return reply(arrival, status)

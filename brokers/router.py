@@ -1,0 +1,220 @@
+"""The broker's core: what is answered to whom. Pure.
+
+`handle` takes one event and returns instructions. Its caller wraps it in a transaction of the index and performs the
+instructions only after that transaction is durable, so nothing is answered that a crash could take back.
+
+    who may say what           here, in VERBS
+    the books                  retained
+    what each message does     admission, contributing, fetching, merging, reading
+    leases and transfers       membership, leases, uploads, downloads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from isles.brokers import retained
+from isles.brokers.admission import take_hello, take_init, take_leave, take_progress, take_shards
+from isles.brokers.contributing import (
+    chunk_written,
+    take_chunk,
+    take_offer,
+    take_upload,
+    upload_durable,
+    upload_failed,
+)
+from isles.brokers.fetching import chunk_read, read_failed, take_credit, take_fetch
+from isles.brokers.limits import RoutingSettings
+from isles.brokers.merging import take_commit, take_lease, take_list, take_settle
+from isles.brokers.reading import take_ask_heads, take_ask_history, take_ask_status, take_ask_version, take_report
+from isles.brokers.replies import joined_log, log, refusal_log, refuse, reply
+from isles.brokers.sessions import Session
+from isles.brokers.state import State
+from isles.brokers.status import BYTES_DOWN_COUNTER
+from isles.brokers.store.index import Index
+from isles.brokers.vocabulary import (
+    AbandonUpload,
+    ChunkRead,
+    ChunkWritten,
+    DeleteBlob,
+    Event,
+    GarbageArrived,
+    Instruction,
+    MessageArrived,
+    ReadFailed,
+    Tick,
+    UploadDurable,
+    UploadFailed,
+)
+from isles.proto.messages import (
+    AskHeads,
+    AskHistory,
+    AskStatus,
+    AskVersion,
+    Channel,
+    Chunk,
+    Commit,
+    Credit,
+    Error,
+    Fenced,
+    Fetch,
+    Hello,
+    Init,
+    Lease,
+    Leave,
+    List,
+    Message,
+    Offer,
+    Progress,
+    Report,
+    Role,
+    Settle,
+    Shards,
+    Upload,
+)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Who may say a message, on which channel, and what is done about it."""
+
+    roles: frozenset[Role]
+    act: Callable[[State, Session, MessageArrived, Any], list[Instruction]]
+    channel: Channel = Channel.CONTROL
+    needs_run: bool = True
+
+
+_WORKER: Final[frozenset[Role]] = frozenset({"worker"})
+_OUTER: Final[frozenset[Role]] = frozenset({"outer"})
+_ONLOOKER: Final[frozenset[Role]] = frozenset({"evaluator", "operator"})
+_ANYBODY: Final[frozenset[Role]] = _WORKER | _OUTER | _ONLOOKER
+
+VERBS: Final[dict[type[Message], Verb]] = {
+    Init: Verb(_WORKER, take_init, needs_run=False),
+    Progress: Verb(_ANYBODY, take_progress, needs_run=False),
+    Leave: Verb(_ANYBODY, take_leave, needs_run=False),
+    Shards: Verb(_WORKER, take_shards, needs_run=False),
+    Offer: Verb(_WORKER, take_offer),
+    Upload: Verb(_WORKER | _OUTER, take_upload, needs_run=False),
+    Chunk: Verb(_WORKER | _OUTER, take_chunk, Channel.BULK, needs_run=False),
+    Fetch: Verb(_ANYBODY, take_fetch, Channel.BULK),
+    Credit: Verb(_ANYBODY, take_credit, Channel.BULK),
+    AskVersion: Verb(_ANYBODY, take_ask_version),
+    AskHeads: Verb(_ANYBODY, take_ask_heads, needs_run=False),
+    AskHistory: Verb(_ANYBODY, take_ask_history),
+    Report: Verb(_ONLOOKER, take_report),
+    Lease: Verb(_OUTER, take_lease),
+    List: Verb(_OUTER, take_list),
+    Settle: Verb(_OUTER, take_settle),
+    Commit: Verb(_OUTER, take_commit),
+}
+"""Everything that needs a session; HELLO and ASK_STATUS do not."""
+
+
+class Router:
+    """One broker process's core."""
+
+    def __init__(
+        self,
+        index: Index,
+        settings: RoutingSettings,
+        incarnation: str,
+        draw_token: Callable[[], str],
+        now: float,
+        unix: float,
+    ) -> None:
+        """`incarnation` is random per start of the process; `draw_token` draws names of sessions that nobody can guess.
+
+        `now` is monotonic, `unix` what gets stored, both in seconds.
+        """
+        self.state = State(index, settings, incarnation, draw_token, now, unix)
+        self._flushed_at = now
+
+    def handle(self, event: Event, now: float, unix: float) -> list[Instruction]:
+        """Takes one event, inside a transaction of the index."""
+        self.state.now, self.state.unix = now, unix
+        match event:
+            case MessageArrived():
+                return self._hear(event)
+            case GarbageArrived():
+                return refuse(event, Error(code="bad-message", text=event.text))
+            case ChunkWritten():
+                return chunk_written(self.state, event)
+            case UploadDurable():
+                return upload_durable(self.state, event)
+            case UploadFailed():
+                return upload_failed(self.state, event)
+            case ChunkRead():
+                return chunk_read(self.state, event)
+            case ReadFailed():
+                return read_failed(self.state, event)
+            case Tick():
+                return self._tick(event)
+
+    def _hear(self, arrival: MessageArrived) -> list[Instruction]:
+        state, message = self.state, arrival.message
+        if isinstance(message, Hello) and arrival.channel is Channel.CONTROL:
+            return take_hello(state, arrival, message)
+        if isinstance(message, AskStatus) and arrival.channel is Channel.CONTROL:
+            return take_ask_status(state, arrival, message)
+        session = state.sessions.hear(message.session, arrival.channel, arrival.connection, state.now)
+        if session is None:
+            text = "this broker does not know the session; was it restarted? Say HELLO"
+            return refuse(arrival, Error(code="unknown-session", text=text), level="info")
+        verb = VERBS.get(type(message))
+        name = type(message).__name__
+        if verb is None or verb.channel is not arrival.channel or session.role not in verb.roles:
+            text = f"{session.role} {session.id} may not send {name} on the {arrival.channel} channel"
+            return refuse(arrival, Error(code="bad-message", text=text))
+        if retained.is_retired(state.index, session.role, session.id, session.incarnation):
+            text = f"{session.role} {session.id} has a newer incarnation than {session.incarnation[:8]}"
+            return [*reply(arrival, Fenced()), refusal_log("fenced", text, level="info")]
+        if verb.needs_run and state.record is None:
+            text = f"{name}: this run has no parameters yet; wait for the first worker's INIT"
+            return reply(arrival, Error(code="not-initialised", text=text))
+        return [*self._renew(session), *verb.act(state, session, arrival, message)]
+
+    def _renew(self, session: Session) -> list[Instruction]:
+        """Whatever a worker says shows that it lives."""
+        state = self.state
+        if session.role != "worker" or session.has_left or not state.membership.hear(session.id, state.now, state.unix):
+            return []
+        return [joined_log(session)]
+
+    def _tick(self, event: Tick) -> list[Instruction]:
+        state = self.state
+        settings, now = state.settings, state.now
+        state.uploads.disk_free_bytes = event.disk_free_bytes
+        instructions: list[Instruction] = [
+            log("warning", "learner.expired", learner=expiry.learner, silent_seconds=round(expiry.silent_seconds, 1))
+            for expiry in state.membership.expire(now)
+        ]
+        state.sessions.forget_idle(now - settings.session_idle_seconds)
+        state.downloads.drop_idle(now - settings.upload_idle_seconds)
+        idle = state.uploads.drop_idle(now - settings.upload_idle_seconds)
+        instructions += [AbandonUpload(upload.transfer, upload.blob) for upload in idle]
+        if now - self._flushed_at >= settings.flush_seconds:
+            self._flushed_at = now
+            self.flush()
+            instructions += self._sweep()
+        if now - state.hinted_at >= settings.beat_seconds:
+            instructions.append(state.hint("beat"))
+        return instructions
+
+    def flush(self) -> None:
+        """Writes the counters that are kept in memory for a moment; also when the process ends."""
+        self.state.membership.flush()
+        if self.state.bytes_down:
+            self.state.index.add_to_counter(BYTES_DOWN_COUNTER, self.state.bytes_down)
+            self.state.bytes_down = 0
+
+    def _sweep(self) -> list[Instruction]:
+        """Gives up blobs that nothing refers to, but for those that are just being sent again."""
+        state = self.state
+        unused = state.index.unused_blobs(state.unix - state.settings.unused_blob_seconds)
+        doomed = [blob for blob in unused if not state.uploads.is_open(blob.digest)]
+        for blob in doomed:
+            state.index.delete_blob(blob.digest)
+        return [DeleteBlob(blob) for blob in doomed]

@@ -1,0 +1,57 @@
+"""Every setting of a broker process: where it listens and keeps its store, and what its cores need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from isles.brokers.limits import RoutingSettings, Seconds
+from isles.proto.transport.address import is_loopback
+
+BIND_PATTERN = r"^tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)$"
+
+
+class BrokerSettings(RoutingSettings):
+    """All settings of a broker process."""
+
+    store: Path = Field(default=Path("store"), description="folder of the store")
+    bind: Annotated[str, StringConstraints(max_length=255, pattern=BIND_PATTERN)] = Field(
+        default="tcp://127.0.0.1",
+        description="address to listen on, as tcp://HOST; anything but loopback needs expose_without_keys",
+    )
+    port: Annotated[int, Field(ge=0, le=65_533)] = Field(
+        default=7700, description="port for control; bulk and events are the next two; 0 takes three free ones"
+    )
+    expose_without_keys: bool = Field(
+        default=False,
+        description="permit an address that other machines reach, although whoever reaches it can read and change the "
+        "run",
+    )
+    num_disk_threads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=2, description="threads that write, hash and read payloads"
+    )
+    tick_seconds: Seconds = Field(
+        default=0.25, description="longest wait between two looks at leases and deadlines, in seconds"
+    )
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Self:
+        if not is_loopback(self.host) and not self.expose_without_keys:
+            raise ValueError(
+                f"bind = {self.bind} can be reached from other machines, and there are no keys: whoever reaches it "
+                "can read and change the run. Listen on tcp://127.0.0.1, or accept that risk with "
+                "expose_without_keys = true"
+            )
+        return self
+
+    @property
+    def host(self) -> str:
+        """The host part of `bind`."""
+        return self.bind.removeprefix("tcp://")
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """Control, bulk and events; zeros take free ones."""
+        return (self.port, self.port + 1, self.port + 2) if self.port else (0, 0, 0)

@@ -1,0 +1,236 @@
+"""Where payloads are: files named by their digest, or memory. Opaque bytes either way.
+
+A blob exists when its name does: it is written under another name, checked, synced, renamed, and the folder synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+from isles.brokers.vocabulary import Bytes
+from isles.proto.errors import IslesError, PayloadError, StoreError
+from isles.proto.messages import BlobRef
+
+HASH_BYTES: Final = 1 << 20
+"""Read at once while a digest is checked."""
+FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DiskFullError(IslesError):
+    """There is no room; nothing was stored, nothing was lost."""
+
+
+class MissingBlobError(IslesError):
+    """No blob of this digest is here."""
+
+
+class BlobStore(Protocol):
+    """Blobs and the partial ones of uploads. The calls of one upload and of one digest come from one thread."""
+
+    def write(self, transfer: int, offset: int, payload: Bytes) -> None:
+        """Appends to a partial blob; the first call, with offset 0, begins it. Raises DiskFullError, StoreError."""
+
+    def finish(self, transfer: int, blob: BlobRef) -> None:
+        """Makes a partial blob durable under its digest.
+
+        Raises PayloadError if it has another digest or size, and DiskFullError; either way it is gone. Raises
+        StoreError if the disk cannot promise that it is durable: then nothing this process knows can be trusted.
+        """
+
+    def abandon(self, transfer: int) -> None:
+        """Deletes a partial blob, if there is one."""
+
+    def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
+        """Some bytes of a blob. A read at offset 0 checks the whole of one that has changed since it was checked.
+
+        Raises MissingBlobError, and PayloadError if the blob is damaged.
+        """
+
+    def delete(self, digest: str) -> None:
+        """Deletes a blob, if there is one."""
+
+    def sweep(self, known: set[str]) -> tuple[int, int]:
+        """Deletes all partial blobs and those not in `known`; their number and bytes. For the start of a process."""
+
+    def free_bytes(self) -> int:
+        """What the disk has left for us."""
+
+
+@dataclass
+class _Partial:
+    file: IO[bytes]
+    path: Path
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    size_bytes: int = 0
+
+
+class FolderBlobs:
+    """Blobs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder if it is missing; deletes nothing."""
+        self._folder = folder
+        self._partials: dict[int, _Partial] = {}
+        self._checked: dict[str, tuple[int, int]] = {}
+        """Digest -> time and size of the file when it was found to be right."""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, transfer: int, offset: int, payload: Bytes) -> None:
+        try:
+            partial = self._partials.get(transfer)
+            if partial is None:
+                if offset:
+                    raise DiskFullError(f"upload {transfer} was given up before its byte {offset}")
+                path = self._folder / f"{transfer}.tmp"
+                partial = self._partials[transfer] = _Partial(path.open("wb", buffering=0), path)
+            assert offset == partial.size_bytes, f"upload {transfer} writes at {offset}, has {partial.size_bytes}"
+            view = memoryview(payload)
+            while view:
+                view = view[partial.file.write(view) :]
+        except OSError as error:
+            self.abandon(transfer)
+            raise _disk_error(error, "write", self._folder) from error
+        partial.digest.update(payload)
+        partial.size_bytes += len(payload)
+
+    def finish(self, transfer: int, blob: BlobRef) -> None:
+        partial = self._partials.get(transfer)
+        found = "nothing" if partial is None else partial.digest.hexdigest()
+        if partial is None or found != blob.digest or partial.size_bytes != blob.size_bytes:
+            size = 0 if partial is None else partial.size_bytes
+            self.abandon(transfer)
+            raise PayloadError(
+                f"{size} bytes with digest {found[:12]} arrived where {blob.size_bytes} with {blob.digest[:12]} were "
+                "announced: they were damaged on their way; send them again"
+            )
+        path = self._folder / blob.digest
+        try:
+            os.fsync(partial.file.fileno())
+            partial.file.close()
+            partial.path.rename(path)
+            _sync_folder(self._folder)
+            self._checked[blob.digest] = _stamp(path)
+        except OSError as error:
+            raise StoreError(
+                f"the disk under {self._folder} could not make a blob durable ({error}): this broker ends rather than "
+                "promise what it cannot keep; check the disk, then start it again"
+            ) from error
+        del self._partials[transfer]
+
+    def abandon(self, transfer: int) -> None:
+        partial = self._partials.pop(transfer, None)
+        if partial is not None:
+            partial.file.close()
+            partial.path.unlink(missing_ok=True)
+
+    def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
+        path = self._folder / blob.digest
+        try:
+            with path.open("rb", buffering=0) as file:
+                if offset == 0:
+                    self._check(file, blob)
+                data = os.pread(file.fileno(), num_bytes, offset)
+        except FileNotFoundError as error:
+            raise MissingBlobError(f"blob {blob.digest[:12]} is not in the store") from error
+        except OSError as error:
+            raise PayloadError(f"blob {blob.digest[:12]} cannot be read from {path} ({error.strerror})") from error
+        if len(data) != num_bytes:
+            raise PayloadError(f"blob {blob.digest[:12]} in {path} ends before byte {offset + num_bytes}")
+        return data
+
+    def _check(self, file: IO[bytes], blob: BlobRef) -> None:
+        found = os.fstat(file.fileno())
+        stamp = (found.st_mtime_ns, found.st_size)
+        if self._checked.get(blob.digest) == stamp:
+            return
+        digest = hashlib.sha256()
+        while piece := file.read(HASH_BYTES):
+            digest.update(piece)
+        if digest.hexdigest() != blob.digest:
+            raise PayloadError(
+                f"blob {blob.digest[:12]} in {self._folder} is damaged: its bytes have digest {digest.hexdigest()[:12]}"
+            )
+        self._checked[blob.digest] = stamp
+
+    def delete(self, digest: str) -> None:
+        self._checked.pop(digest, None)
+        (self._folder / digest).unlink(missing_ok=True)
+
+    def sweep(self, known: set[str]) -> tuple[int, int]:
+        num_blobs = num_bytes = 0
+        for path in list(self._folder.iterdir()):
+            if path.is_file() and path.name not in known:
+                num_blobs += 1
+                num_bytes += path.stat().st_size
+                path.unlink()
+        return num_blobs, num_bytes
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _disk_error(error: OSError, verb: str, folder: Path) -> IslesError:
+    if error.errno in FULL_ERRORS:
+        return DiskFullError(f"the broker's disk is full ({error.strerror})")
+    return StoreError(f"the disk under {folder} refused a {verb} ({error}): check it, then start this broker again")
+
+
+class MemoryBlobs:
+    """Blobs in memory; for tests and simulations. `free` is what `free_bytes` says."""
+
+    def __init__(self, free: int = 2**50) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.free = free
+        self._partials: dict[int, bytearray] = {}
+
+    def write(self, transfer: int, offset: int, payload: Bytes) -> None:
+        partial = self._partials.setdefault(transfer, bytearray())
+        assert offset == len(partial), f"upload {transfer} writes at {offset}, has {len(partial)}"
+        partial += payload
+
+    def finish(self, transfer: int, blob: BlobRef) -> None:
+        data = bytes(self._partials.pop(transfer, b""))
+        if len(data) != blob.size_bytes or hashlib.sha256(data).hexdigest() != blob.digest:
+            raise PayloadError(f"{len(data)} bytes arrived that are not blob {blob.digest[:12]}: send them again")
+        self.blobs[blob.digest] = data
+
+    def abandon(self, transfer: int) -> None:
+        self._partials.pop(transfer, None)
+
+    def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
+        data = self.blobs.get(blob.digest)
+        if data is None:
+            raise MissingBlobError(f"blob {blob.digest[:12]} is not in the store")
+        if offset == 0 and hashlib.sha256(data).hexdigest() != blob.digest:
+            raise PayloadError(f"blob {blob.digest[:12]} in memory is damaged")
+        return data[offset : offset + num_bytes]
+
+    def delete(self, digest: str) -> None:
+        self.blobs.pop(digest, None)
+
+    def sweep(self, known: set[str]) -> tuple[int, int]:
+        unknown = [self.blobs.pop(digest) for digest in list(self.blobs) if digest not in known]
+        self._partials.clear()
+        return len(unknown), sum(map(len, unknown))
+
+    def free_bytes(self) -> int:
+        return self.free

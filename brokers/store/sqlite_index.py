@@ -1,0 +1,408 @@
+"""The index in SQLite: one file, WAL, `synchronous=FULL`, exactly one connection.
+
+One thread uses it at a time; it may be opened in one thread and handed to another.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, StoredRow, Sums
+from isles.proto.errors import StoreError
+from isles.proto.messages import BlobRef, Contribution, Part, ReportInfo, RowState, VersionInfo
+
+FORMAT: Final = 1
+"""Of the tables; raised by every change that an older broker could not read."""
+
+IN_MEMORY: Final = ":memory:"
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS incarnations (
+    role TEXT NOT NULL, name TEXT NOT NULL, incarnation TEXT NOT NULL, is_current INTEGER NOT NULL,
+    PRIMARY KEY (role, name, incarnation)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, contribution BLOB NOT NULL, state TEXT NOT NULL,
+    settled_in INTEGER, reason TEXT NOT NULL, PRIMARY KEY (learner, fragment));
+CREATE INDEX IF NOT EXISTS rows_by_state ON rows (fragment, state);
+CREATE TABLE IF NOT EXISTS answered (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, incarnation TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS versions (
+    fragment INTEGER NOT NULL, version INTEGER NOT NULL, commit_id TEXT UNIQUE, info BLOB NOT NULL,
+    is_retained INTEGER NOT NULL, tokens INTEGER NOT NULL, num_participants INTEGER NOT NULL, fraction REAL NOT NULL,
+    staleness INTEGER NOT NULL, update_bytes INTEGER NOT NULL, PRIMARY KEY (fragment, version));
+CREATE INDEX IF NOT EXISTS versions_retained ON versions (fragment, version) WHERE is_retained = 1;
+CREATE INDEX IF NOT EXISTS versions_summed
+    ON versions (version, num_participants, fraction, staleness, tokens, update_bytes);
+CREATE TABLE IF NOT EXISTS blobs (
+    digest TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, stored_unix REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refs (digest TEXT NOT NULL, owner TEXT NOT NULL, PRIMARY KEY (digest, owner)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS refs_by_owner ON refs (owner);
+CREATE TABLE IF NOT EXISTS leases (
+    fragment INTEGER PRIMARY KEY, holder TEXT NOT NULL, incarnation TEXT NOT NULL, epoch INTEGER NOT NULL,
+    is_released INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS learners (
+    learner TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation TEXT NOT NULL, is_live INTEGER NOT NULL,
+    last_seen_unix REAL NOT NULL, tokens_per_second REAL NOT NULL, step_seconds REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS work (
+    learner TEXT NOT NULL, incarnation TEXT NOT NULL, tokens INTEGER NOT NULL, steps INTEGER NOT NULL,
+    PRIMARY KEY (learner, incarnation)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, holder TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS shards_by_holder ON shards (holder, cursor);
+CREATE TABLE IF NOT EXISTS reports (seq INTEGER PRIMARY KEY, info BLOB NOT NULL);
+"""
+
+_P = TypeVar("_P", bound=Part)
+
+
+def _encode(part: Part) -> bytes:
+    packed: bytes = msgpack.packb(part.model_dump(mode="python", exclude_defaults=True))
+    return packed
+
+
+def _decode(cls: type[_P], data: bytes) -> _P:
+    return cls.model_validate(msgpack.unpackb(data, use_list=False, strict_map_key=False), strict=True)
+
+
+class SqliteIndex:
+    """The tables of `Index`; `IN_MEMORY` as the path for tests and simulations."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Opens or creates the file. Raises StoreError if it is no index of this format."""
+        self._depth = 0
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA temp_store=MEMORY")
+            self._db.executescript(_SCHEMA)
+            found = self.value("format")
+            if found is None:
+                self.put_value("format", str(FORMAT).encode())
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"the index {path} cannot be opened ({error}): if the file is damaged, restore the store folder from a "
+                "copy; nothing in it was changed"
+            ) from error
+        if found not in (None, str(FORMAT).encode()):
+            self.close()
+            raise StoreError(
+                f"the index {path} has format {found!r}, this broker writes {FORMAT}: use the isles it is of"
+            )
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; nested ones roll back alone."""
+        name = f"level_{self._depth}"
+        self._db.execute("BEGIN" if self._depth == 0 else f"SAVEPOINT {name}")
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            self._depth -= 1
+            self._roll_back(name)
+            raise
+        self._depth -= 1
+        self._db.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
+
+    def _roll_back(self, name: str) -> None:
+        if not self._db.in_transaction:
+            return  # SQLite has rolled back by itself, as it does when the disk is full
+        if self._depth == 0:
+            self._db.execute("ROLLBACK")
+        else:
+            self._db.execute(f"ROLLBACK TO {name}")
+            self._db.execute(f"RELEASE {name}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _one(self, sql: str, *arguments: Any) -> Any:
+        return self._db.execute(sql, arguments).fetchone()
+
+    def _all(self, sql: str, *arguments: Any) -> list[Any]:
+        return self._db.execute(sql, arguments).fetchall()
+
+    def _do(self, sql: str, *arguments: Any) -> None:
+        self._db.execute(sql, arguments)
+
+    # ---------------------------------------------------------------------------------------------------- small values
+
+    def value(self, key: str) -> bytes | None:
+        found = self._one("SELECT value FROM meta WHERE key = ?", key)
+        return None if found is None else bytes(found[0])
+
+    def put_value(self, key: str, value: bytes) -> None:
+        self._do("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
+
+    def counter(self, name: str) -> int:
+        found = self._one("SELECT value FROM counters WHERE name = ?", name)
+        return 0 if found is None else int(found[0])
+
+    def add_to_counter(self, name: str, amount: int) -> None:
+        self._do(
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            name,
+            amount,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- incarnations
+
+    def current_incarnation(self, role: str, name: str) -> str | None:
+        found = self._one(
+            "SELECT incarnation FROM incarnations WHERE role = ? AND name = ? AND is_current = 1", role, name
+        )
+        return None if found is None else str(found[0])
+
+    def is_retired(self, role: str, name: str, incarnation: str) -> bool:
+        found = self._one(
+            "SELECT is_current FROM incarnations WHERE role = ? AND name = ? AND incarnation = ?",
+            role,
+            name,
+            incarnation,
+        )
+        return found is not None and not found[0]
+
+    def put_current_incarnation(self, role: str, name: str, incarnation: str) -> None:
+        self._do("UPDATE incarnations SET is_current = 0 WHERE role = ? AND name = ?", role, name)
+        self._do("INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, 1)", role, name, incarnation)
+
+    # ------------------------------------------------------------------------------------------------------------ rows
+
+    _ROW = "SELECT contribution, state, settled_in, reason FROM rows"
+
+    @staticmethod
+    def _row(found: Any) -> StoredRow:
+        return StoredRow(_decode(Contribution, found[0]), *found[1:])
+
+    def row(self, learner: str, fragment: int) -> StoredRow | None:
+        found = self._one(f"{self._ROW} WHERE learner = ? AND fragment = ?", learner, fragment)
+        return None if found is None else self._row(found)
+
+    def rows_of(self, learner: str) -> list[StoredRow]:
+        return [self._row(found) for found in self._all(f"{self._ROW} WHERE learner = ? ORDER BY fragment", learner)]
+
+    def pending(self, fragment: int) -> list[StoredRow]:
+        sql = f"{self._ROW} WHERE fragment = ? AND state = 'pending' ORDER BY learner"
+        return [self._row(found) for found in self._all(sql, fragment)]
+
+    def put_row(self, row: StoredRow) -> None:
+        self._do(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)",
+            row.id.learner,
+            row.id.fragment,
+            _encode(row.contribution),
+            row.state,
+            row.settled_in,
+            row.reason,
+        )
+
+    def num_pending(self) -> dict[int, int]:
+        return dict(self._all("SELECT fragment, COUNT(*) FROM rows WHERE state = 'pending' GROUP BY fragment"))
+
+    def num_rows(self) -> dict[RowState, int]:
+        return dict(self._all("SELECT state, COUNT(*) FROM rows GROUP BY state"))
+
+    def answered(self, learner: str, fragment: int) -> tuple[str, int] | None:
+        found = self._one(
+            "SELECT incarnation, number FROM answered WHERE learner = ? AND fragment = ?", learner, fragment
+        )
+        return None if found is None else (str(found[0]), int(found[1]))
+
+    def put_answered(self, learner: str, fragment: int, incarnation: str, number: int) -> None:
+        self._do("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", learner, fragment, incarnation, number)
+
+    # -------------------------------------------------------------------------------------------------------- versions
+
+    @staticmethod
+    def _version(found: Any) -> VersionInfo:
+        info = _decode(VersionInfo, found[0])
+        if found[1]:
+            return info
+        return info.model_copy(update={"update": None, "parameters": None, "momentum": None, "remainder": None})
+
+    def head(self, fragment: int) -> VersionInfo | None:
+        found = self._one(
+            "SELECT info, is_retained FROM versions WHERE fragment = ? ORDER BY version DESC LIMIT 1", fragment
+        )
+        return None if found is None else self._version(found)
+
+    def heads(self) -> list[VersionInfo]:
+        sql = (
+            "SELECT info, is_retained FROM versions JOIN (SELECT fragment AS f, MAX(version) AS v FROM versions "
+            "GROUP BY fragment) ON fragment = f AND version = v ORDER BY fragment"
+        )
+        return [self._version(found) for found in self._all(sql)]
+
+    def version(self, fragment: int, version: int) -> VersionInfo | None:
+        found = self._one(
+            "SELECT info, is_retained FROM versions WHERE fragment = ? AND version = ?", fragment, version
+        )
+        return None if found is None else self._version(found)
+
+    def versions(self, fragment: int, first: int, num_max: int) -> list[VersionInfo]:
+        sql = "SELECT info, is_retained FROM versions WHERE fragment = ? AND version >= ? ORDER BY version LIMIT ?"
+        return [self._version(found) for found in self._all(sql, fragment, first, num_max)]
+
+    def version_of_commit(self, commit_id: str) -> tuple[int, int] | None:
+        found = self._one("SELECT fragment, version FROM versions WHERE commit_id = ?", commit_id)
+        return None if found is None else (int(found[0]), int(found[1]))
+
+    def put_version(self, info: VersionInfo, commitment: Commitment) -> None:
+        self._do(
+            "INSERT INTO versions VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?)",
+            info.fragment,
+            info.version,
+            commitment.commit_id or None,
+            _encode(info),
+            commitment.tokens,
+            commitment.num_participants,
+            commitment.fraction,
+            commitment.staleness,
+            info.update.size_bytes if info.update else 0,
+        )
+
+    def retained(self, fragment: int, last: int) -> list[int]:
+        sql = "SELECT version FROM versions WHERE fragment = ? AND version BETWEEN 1 AND ? AND is_retained = 1"
+        return [int(found[0]) for found in self._all(sql, fragment, last)]
+
+    def put_not_retained(self, fragment: int, version: int) -> None:
+        self._do("UPDATE versions SET is_retained = 0 WHERE fragment = ? AND version = ?", fragment, version)
+
+    def sums(self) -> Sums:
+        found = self._one(
+            "SELECT COUNT(*), TOTAL(num_participants), TOTAL(fraction), TOTAL(staleness), TOTAL(tokens), "
+            "TOTAL(update_bytes) FROM versions WHERE version > 0"
+        )
+        return Sums(int(found[0]), int(found[1]), float(found[2]), int(found[3]), int(found[4]), int(found[5]))
+
+    # ----------------------------------------------------------------------------------------------------------- blobs
+
+    def blob(self, digest: str) -> BlobRef | None:
+        found = self._one("SELECT size_bytes FROM blobs WHERE digest = ?", digest)
+        return None if found is None else BlobRef(digest=digest, size_bytes=found[0])
+
+    def put_blob(self, blob: BlobRef, stored_unix: float) -> None:
+        self._do("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", blob.digest, blob.size_bytes, stored_unix)
+
+    def add_reference(self, digest: str, owner: str) -> None:
+        self._do("INSERT OR IGNORE INTO refs VALUES (?, ?)", digest, owner)
+
+    def move_references(self, owner: str, new_owner: str) -> None:
+        self._do("INSERT OR IGNORE INTO refs SELECT digest, ? FROM refs WHERE owner = ?", new_owner, owner)
+        self._do("DELETE FROM refs WHERE owner = ?", owner)
+
+    def drop_references(self, owner: str) -> None:
+        # A blob that was in use need not wait for a message that refers to it.
+        self._do("UPDATE blobs SET stored_unix = 0 WHERE digest IN (SELECT digest FROM refs WHERE owner = ?)", owner)
+        self._do("DELETE FROM refs WHERE owner = ?", owner)
+
+    def unused_blobs(self, stored_before_unix: float) -> list[BlobRef]:
+        sql = (
+            "SELECT digest, size_bytes FROM blobs WHERE stored_unix < ? "
+            "AND NOT EXISTS (SELECT 1 FROM refs WHERE refs.digest = blobs.digest) ORDER BY digest"
+        )
+        return [BlobRef(digest=digest, size_bytes=size) for digest, size in self._all(sql, stored_before_unix)]
+
+    def delete_blob(self, digest: str) -> None:
+        self._do("DELETE FROM blobs WHERE digest = ?", digest)
+
+    def digests(self) -> set[str]:
+        return {found[0] for found in self._all("SELECT digest FROM blobs")}
+
+    def stored_bytes(self) -> int:
+        return int(self._one("SELECT TOTAL(size_bytes) FROM blobs")[0])
+
+    # ------------------------------------------------------------------------------------- leases, learners and shards
+
+    def lease(self, fragment: int) -> StoredLease | None:
+        found = self._one("SELECT holder, incarnation, epoch, is_released FROM leases WHERE fragment = ?", fragment)
+        return None if found is None else StoredLease(found[0], found[1], found[2], bool(found[3]))
+
+    def leases(self) -> dict[int, StoredLease]:
+        sql = "SELECT fragment, holder, incarnation, epoch, is_released FROM leases ORDER BY fragment"
+        return {found[0]: StoredLease(found[1], found[2], found[3], bool(found[4])) for found in self._all(sql)}
+
+    def put_lease(self, fragment: int, lease: StoredLease) -> None:
+        values = (lease.holder, lease.incarnation, lease.epoch, int(lease.is_released))
+        self._do("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", fragment, *values)
+
+    def learners(self) -> list[StoredLearner]:
+        sql = (
+            "SELECT learner, region, learners.incarnation, is_live, last_seen_unix, tokens_per_second, step_seconds, "
+            "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER) "
+            "FROM learners LEFT JOIN work USING (learner) GROUP BY learner ORDER BY learner"
+        )
+        return [StoredLearner(f[0], f[1], f[2], bool(f[3]), f[4], f[5], f[6], f[7], f[8]) for f in self._all(sql)]
+
+    def put_learner(self, learner: StoredLearner) -> None:
+        self._do(
+            "INSERT OR REPLACE INTO learners VALUES (?, ?, ?, ?, ?, ?, ?)",
+            learner.learner,
+            learner.region,
+            learner.incarnation,
+            int(learner.is_live),
+            learner.last_seen_unix,
+            learner.tokens_per_second,
+            learner.step_seconds,
+        )
+
+    def work(self, learner: str, incarnation: str) -> tuple[int, int]:
+        found = self._one("SELECT tokens, steps FROM work WHERE learner = ? AND incarnation = ?", learner, incarnation)
+        return (0, 0) if found is None else (int(found[0]), int(found[1]))
+
+    def work_before(self, learner: str, incarnation: str) -> tuple[int, int]:
+        found = self._one(
+            "SELECT TOTAL(tokens), TOTAL(steps) FROM work WHERE learner = ? AND incarnation != ?", learner, incarnation
+        )
+        return int(found[0]), int(found[1])
+
+    def put_work(self, learner: str, incarnation: str, tokens: int, steps: int) -> None:
+        self._do("INSERT OR REPLACE INTO work VALUES (?, ?, ?, ?)", learner, incarnation, tokens, steps)
+
+    def tokens_produced(self) -> int:
+        return int(self._one("SELECT TOTAL(tokens) FROM work")[0])
+
+    def create_shards(self, num_shards: int) -> None:
+        self._db.executemany("INSERT OR IGNORE INTO shards VALUES (?, 0, '')", ((n,) for n in range(num_shards)))
+
+    def shards_of(self, learner: str) -> dict[int, int]:
+        return dict(self._all("SELECT shard, cursor FROM shards WHERE holder = ? ORDER BY shard", learner))
+
+    def free_shards(self, num_max: int, num_shards: int) -> list[int]:
+        sql = "SELECT shard FROM shards WHERE holder = '' AND shard < ? ORDER BY cursor, shard LIMIT ?"
+        return [int(found[0]) for found in self._all(sql, num_shards, num_max)]
+
+    def put_shard_holder(self, shards: Iterable[int], learner: str) -> None:
+        self._db.executemany("UPDATE shards SET holder = ? WHERE shard = ?", ((learner, shard) for shard in shards))
+
+    def free_shards_of(self, learner: str) -> None:
+        self._do("UPDATE shards SET holder = '' WHERE holder = ?", learner)
+
+    def advance_shards(self, learner: str, cursor: dict[int, int]) -> None:
+        self._db.executemany(
+            "UPDATE shards SET cursor = MAX(cursor, ?) WHERE shard = ? AND holder = ?",
+            ((position, shard, learner) for shard, position in cursor.items()),
+        )
+
+    def num_shards_of(self) -> dict[str, int]:
+        return dict(self._all("SELECT holder, COUNT(*) FROM shards WHERE holder != '' GROUP BY holder"))
+
+    # --------------------------------------------------------------------------------------------------------- reports
+
+    def put_report(self, report: ReportInfo) -> int:
+        seq = int(self._one("SELECT COALESCE(MAX(seq), 0) + 1 FROM reports")[0])
+        self._do("INSERT INTO reports VALUES (?, ?)", seq, _encode(report.model_copy(update={"seq": seq})))
+        return seq
+
+    def reports(self, after: int, num_max: int) -> list[ReportInfo]:
+        sql = "SELECT info FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
+        return [_decode(ReportInfo, found[0]) for found in self._all(sql, after, num_max)]
