@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from isles.proto.agreement import RunRecord, SyncSettings
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.config import Config, RunSettings
-from isles.proto.errors import FencedError, NonFiniteError, RefusedError, UnreachableError
+from isles.proto.errors import FencedError, ManifestMismatchError, NonFiniteError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.workers.claim import Claim, claim_learner
 from isles.workers.device import choose_device
@@ -39,6 +39,9 @@ SKIPPED_MAX: Final = 100
 
 SLICE_SECONDS: Final = 0.05
 """Longest single sleep: a request to stop is seen within it."""
+
+POLL_SECONDS: Final = 0.005
+"""Time between two looks for an answer about data."""
 
 ASK_SHARDS_SECONDS: Final = 1.0
 """Time between two requests for data shards: the answer to one should be here before the next."""
@@ -61,7 +64,9 @@ class Trainer:
         should_stop: Callable[[], bool],
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
+        is_deterministic: bool = False,
     ) -> None:
+        """`batches` may still be without shards; `is_deterministic` makes the steps at which they change repeatable."""
         self.num_skipped = 0
         """Inner steps that were not taken because the loss or the gradient was not finite."""
         self._learner = learner
@@ -75,6 +80,7 @@ class Trainer:
         self._should_stop = should_stop
         self._clock = clock
         self._sleep = sleep
+        self._is_deterministic = is_deterministic
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._skipped_in_a_row = 0
         self._asked_at = -math.inf
@@ -146,15 +152,8 @@ class Trainer:
 
     def _await_shards(self) -> None:
         """The one wait for data: a learner that has some goes on with it whatever happens to its broker."""
-        deadline = self._clock.now() + self._settings.join_timeout_seconds
-        while not self._learner.shards and not self._should_stop():
-            if self._clock.now() >= deadline:
-                raise UnreachableError(
-                    f"learner {self._name} got no data shard within {self._settings.join_timeout_seconds:g} s: the "
-                    "broker is away, or other learners hold all of them; start fewer, or lower worker.num_shards"
-                )
-            self._ask_shards({})
-            self._sleep(SLICE_SECONDS)
+        self._ask_shards({})
+        self._wait_for_data(lambda: len(self._learner.shards) >= self._num_shards_min)
         self._batches.replace(self._learner.shards)
 
     def _exchange_shards(self) -> None:
@@ -163,8 +162,32 @@ class Trainer:
         if leased and leased.keys() != self._batches.cursors.keys():
             self._batches.replace(leased)
         finished = self._batches.finished_shards()
-        if finished or len(leased) < self._settings.num_shards:
+        if finished and self._is_deterministic:
+            self._learner.request_shards(num_wanted=self._settings.num_shards, returned=finished)
+            self._wait_for_data(lambda: self._has_exchanged(finished))
+            self._batches.replace(self._learner.shards)
+        elif finished or len(leased) < self._settings.num_shards:
             self._ask_shards(finished)
+
+    def _has_exchanged(self, returned: Mapping[int, int]) -> bool:
+        leased = self._learner.shards
+        return len(leased) >= self._num_shards_min and not returned.keys() & leased.keys()
+
+    @property
+    def _num_shards_min(self) -> int:
+        """With fewer shards the next inner step is not taken."""
+        return self._settings.num_shards if self._is_deterministic else 1
+
+    def _wait_for_data(self, is_there: Callable[[], bool]) -> None:
+        deadline = self._clock.now() + self._settings.join_timeout_seconds
+        while not is_there() and not self._should_stop():
+            if self._clock.now() >= deadline:
+                raise UnreachableError(
+                    f"learner {self._name} got no data shard within {self._settings.join_timeout_seconds:g} s: the "
+                    "broker is away, or other learners hold all of them; start fewer, or lower worker.num_shards"
+                )
+            self._sleep(POLL_SECONDS)
+            self._ask_shards({})
 
     def _ask_shards(self, returned: Mapping[int, int]) -> None:
         now = self._clock.now()
@@ -240,11 +263,16 @@ class _Worker:
     def work(self) -> None:
         """Joins the run, or starts it, and trains to the end."""
         record = self._read_record()
-        try:
+        if record is not None:
             self._train(record)
-        except RefusedError as error:
-            if record is not None or isinstance(error, FencedError):
-                raise
+            return
+        try:
+            is_mine = self._train(None)
+        except FencedError:
+            raise
+        except (RefusedError, ManifestMismatchError):
+            is_mine = False
+        if not is_mine:
             # Between our look at the record and our joining another worker started the run: its settings count.
             self._train(self._read_record())
 
@@ -257,7 +285,8 @@ class _Worker:
             should_stop=self.should_stop.is_set,
         )
 
-    def _train(self, record: RunRecord | None) -> None:
+    def _train(self, record: RunRecord | None) -> bool:
+        """False if the run turns out to have another record than the given one, or than the one we would write."""
         run = self.config.section("run", RunSettings)
         sync = self.config.section("sync", SyncSettings) if record is None else record.sync
         seed = run.seed if record is None else record.seed
@@ -267,7 +296,14 @@ class _Worker:
         model = task.build_model(seed).to(self.device)
         torch.manual_seed(learner_seed(seed, self.claim.name))
         optimizer = task.make_optimizer(model)
-        with self._make_learner(task, model, optimizer) as learner:
+        with self._make_learner(record, task, model, optimizer) as learner:
+            found = learner.record
+            if record is None and (found.seed, found.sync, found.task_settings) != (
+                seed,
+                sync,
+                shared_task_settings(task),
+            ):
+                return False
             trainer = Trainer(
                 learner,
                 task,
@@ -279,11 +315,13 @@ class _Worker:
                 logger=self.logger,
                 should_stop=self.should_stop.is_set,
                 clock=SystemClock(),
+                is_deterministic=sync.is_deterministic,
             )
             trainer.train()
             learner.drain(timeout_seconds=self.settings.drain_timeout_seconds)
+        return True
 
-    def _make_learner(self, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:
+    def _make_learner(self, record: RunRecord | None, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:
         run = self.config.section("run", RunSettings)
         return Learner(
             model,
@@ -291,7 +329,7 @@ class _Worker:
             broker=self.settings.broker,
             learner=self.claim.name,
             region=self.settings.region,
-            run=run.id,
+            run=run.id if record is None else record.run,
             sync=self.config.section("sync", SyncSettings),
             budget=run.budget,
             seed=run.seed,
@@ -302,6 +340,7 @@ class _Worker:
             checkpoint_dir=self.claim.folder,
             checkpoint_seconds=self.settings.checkpoint_seconds,
             join_timeout_seconds=self.settings.join_timeout_seconds,
+            drain_timeout_seconds=self.settings.drain_timeout_seconds,
             log=self.logger,
         )
 
