@@ -219,6 +219,8 @@ class Client:
                 return self.start(now) if self.session else []
             case Error() if message.request == self._hello_request and self._hello_deadline is not None:
                 return self._take_hello_error(message)
+            case Fenced() if message.request == self._hello_request and self._hello_deadline is not None:
+                return self._refuse_fenced()
             case Error() if message.request in self._downloads:
                 return self._take_fetch_error(message)
         asked = self._asked.get(message.request)
@@ -250,6 +252,9 @@ class Client:
         if error.code not in REFUSALS:
             return []
         return self._refuse(error.code, error.text)
+
+    def _refuse_fenced(self) -> list[Instruction]:
+        return self._refuse("fenced", f"a newer incarnation of {self.hello.role} {self.hello.id} exists")
 
     def _refuse(self, code: str, text: str) -> list[Instruction]:
         self.is_refused = True
@@ -285,7 +290,7 @@ class Client:
                 asked.upload = None
                 return self._repeat(asked)
             case Fenced(epoch=0):
-                return self._refuse("fenced", f"a newer incarnation of {self.hello.role} {self.hello.id} exists")
+                return self._refuse_fenced()
         del self._asked[asked.request]
         return [Answered(asked.message, message)]
 
