@@ -86,7 +86,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = isles.main(args=arguments, prog_name="isles", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx is not None else str(error), err=True)
+        click.echo(error.format_message(), err=True)
         return EXIT_USAGE
     except click.ClickException as error:
         return _complain(_click_sentence(error), error.exit_code)
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has left; Python would complain once more when it flushes at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: nobody is shown a traceback
         return _complain_of_mistake(error)
@@ -114,7 +114,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _click_sentence(error: click.ClickException) -> str:
-    text = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".").replace(". (Did you mean", " (did you mean")
     context = getattr(error, "ctx", None)
     return f"{text}; see `{context.command_path} --help`" if context is not None else text
 

@@ -17,8 +17,7 @@ import click
 
 from isles.ops.options import load_config, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
-from isles.proto.agreement import SyncSettings
-from isles.proto.config import Config, RunSettings, Stated
+from isles.proto.config import Config, Stated
 from isles.proto.errors import IslesError
 from isles.proto.logs import Logger, make_logger
 
@@ -53,34 +52,15 @@ def _serve_outer(config: Config, logger: Logger, should_stop: threading.Event) -
 
 
 def _serve_worker(config: Config, logger: Logger, should_stop: threading.Event) -> int:
-    from isles.workers.record import statements
-    from isles.workers.settings import WorkerSettings
     from isles.workers.trainer import serve
 
-    return serve(
-        config.section("worker", WorkerSettings),
-        run=config.section("run", RunSettings),
-        sync=config.section("sync", SyncSettings),
-        task_settings=config.sections["task"].model_dump(mode="json"),
-        stated=statements(config),
-        logger=logger,
-        should_stop=should_stop,
-    )
+    return serve(config, logger=logger, should_stop=should_stop)
 
 
 def _serve_evaluator(config: Config, logger: Logger, should_stop: threading.Event) -> int:
     from isles.workers.evaluator import serve
-    from isles.workers.record import statements
-    from isles.workers.settings import EvaluatorSettings
 
-    return serve(
-        config.section("evaluator", EvaluatorSettings),
-        run=config.section("run", RunSettings),
-        task_settings=config.sections["task"].model_dump(mode="json"),
-        stated=statements(config),
-        logger=logger,
-        should_stop=should_stop,
-    )
+    return serve(config, logger=logger, should_stop=should_stop)
 
 
 RUN_HEADING: Final = "The run (used by the first worker; later ones must agree with what they state)"

@@ -35,6 +35,8 @@ class State:
     """Time that the run was under way, over all starts."""
     restarts: dict[str, int] = field(default_factory=dict)
     num_starts: int = 0
+    worker_settings: dict[str, str] = field(default_factory=dict)
+    """Settings of single workers: `us-1.step_seconds` -> text."""
 
 
 class RunFolder:
@@ -99,6 +101,17 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def is_locked(self) -> bool:
+        """Whether another process is running this run."""
+        try:
+            with (self.path / "lock").open("r", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
 
     def read_state(self) -> State:
         """What was kept; a fresh State in a new folder."""

@@ -105,7 +105,8 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
     )
     head.append(
         f"contributions: {totals.merged} merged, {sum(status.num_pending.values())} pending, "
-        f"{totals.rejected} rejected, {totals.expired} expired; {bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
+        f"{totals.rejected} rejected, {totals.expired} expired; "
+        f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )
     return [head, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
 

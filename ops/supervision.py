@@ -149,6 +149,8 @@ class Supervision:
     status: Status | None = None
     """What the run ends as; None while it goes on."""
     text: str = ""
+    culprit: str = ""
+    """The child because of which the run failed, if it was one."""
     progress: float = 0.0
     rounds: int = -1
     _progressed_at: float = 0.0
@@ -213,8 +215,10 @@ class Supervision:
     def _plan_restart(self, child: Child, code: int, now: float) -> None:
         self._count_death(child, code, child.ended_at - child.started_at)
         if child.num_refusals >= REFUSALS_MAX:
+            self.culprit = self.culprit or child.name
             self._close("failed", f"{child.name} cannot run (exit code {code}, {REFUSALS_MAX} times)", now)
         elif child.num_crashes >= CRASHES_MAX:
+            self.culprit = self.culprit or child.name
             text = f"{child.name} died {CRASHES_MAX} times in a row, each within {HEALTHY_SECONDS:g} s"
             self._close("failed", f"{text} ({describe_exit(code)})", now)
         else:

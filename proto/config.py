@@ -28,6 +28,8 @@ from isles.proto.ids import Name
 VARIABLE_PREFIX: Final = "ISLES_"
 CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
+HUGE: Final = 2**53
+"""A bound from here on says what a field of the wire holds, which is of no use to a person."""
 DEFAULT_TOKENS: Final = 2_000_000
 """Budget of a run to which nobody gave one."""
 
@@ -114,6 +116,7 @@ def resolve(
     models: Mapping[str, type[BaseModel]],
     *,
     known: Iterable[str] = (),
+    earlier: Iterable[Stated] = (),
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Iterable[Stated] = (),
@@ -121,10 +124,11 @@ def resolve(
     """The configuration out of all sources.
 
     `models` are all sections that exist, so that a misspelt key is found wherever it stands; only those in `known`
-    (all if empty) are built and validated. Raises ConfigError, whose one sentence names the source, the key, what is
-    wrong and what is allowed.
+    (all if empty) are built and validated. `earlier` is a layer below the file. Raises ConfigError, whose one sentence
+    names the source, the key, what is wrong and what is allowed.
     """
     given = [
+        *earlier,
         *(_from_file(file, models) if file is not None else ()),
         *_from_environment(environment or {}, models),
         *flags,
@@ -186,6 +190,7 @@ def allowed_values(model: type[BaseModel], name: str) -> str:
 
 def _range(schema: Mapping[str, Any]) -> str:
     parts = []
+    schema = {key: bound for key, bound in schema.items() if not isinstance(bound, int) or bound < HUGE}
     if "minimum" in schema and "maximum" in schema:
         return f" from {schema['minimum']} to {schema['maximum']}"
     if "minimum" in schema:

@@ -1,0 +1,345 @@
+"""What `isles up` shows while a run is under way, and the summary that a person reads at its end.
+
+On a terminal a display that is redrawn in place; elsewhere a line now and then; with `--json` nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from isles.ops.summary import Summary, bits_down, bits_up, last_loss, losses
+from isles.ops.supervision import Child
+from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text, sparkline
+from isles.proto.agreement import Budget
+from isles.proto.messages import LearnerInfo, ReportInfo, Status
+
+REDRAW_SECONDS: Final = 0.25
+LINE_SECONDS: Final = 10.0
+"""Between two lines where nobody watches."""
+EVENTS_SHOWN: Final = 5
+SPARK_WIDTH: Final = 24
+STALE_SECONDS: Final = 5.0
+"""Without an answer of the broker for this long the figures are shown as old."""
+REGION_COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
+
+
+@dataclass
+class View:
+    """Everything there is to show; the shell keeps it up to date."""
+
+    run_dir: Path
+    budget: Budget
+    children: Mapping[str, Child]
+    regions: Mapping[str, str]
+    """Worker id -> region."""
+    started_at: float
+    status: Status | None = None
+    status_at: float | None = None
+    unix: float = 0.0
+    """The time on everybody's clock, for `last seen`."""
+    reports: Sequence[ReportInfo] = ()
+    restarts_before: int = 0
+    phase: str = "starting"
+    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
+
+    def note(self, now: float, text: str) -> None:
+        """Remembers something that happened."""
+        self.events.append((now - self.started_at, text))
+
+    @property
+    def num_restarts(self) -> int:
+        return self.restarts_before + sum(child.num_restarts for child in self.children.values())
+
+
+class Display(Protocol):
+    """Shows a view."""
+
+    def update(self, view: View, now: float) -> None:
+        """Shows it if it is time to."""
+
+    def close(self) -> None:
+        """Leaves the screen."""
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def update(self, view: View, now: float) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class LineDisplay:
+    """Prints a line now and then, and events as they come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed_at: float | None = None
+        self._last_event: tuple[float, str] | None = None
+
+    def update(self, view: View, now: float) -> None:
+        for event in self._new_events(view):
+            self._print(event[0], event[1])
+        if self._printed_at is None or now - self._printed_at >= LINE_SECONDS:
+            self._printed_at = now
+            self._print(now - view.started_at, progress_line(view))
+
+    def _new_events(self, view: View) -> list[tuple[float, str]]:
+        events = list(view.events)
+        if self._last_event in events:
+            events = events[events.index(self._last_event) + 1 :]
+        self._last_event = view.events[-1] if view.events else None
+        return events
+
+    def _print(self, seconds: float, text: str) -> None:
+        self._console.print(f"{clock_text(seconds)}  {text}", soft_wrap=True, highlight=False, markup=False)
+
+    def close(self) -> None:
+        return
+
+
+class LiveDisplay:
+    """Redraws in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+        self._drawn_at: float | None = None
+
+    def update(self, view: View, now: float) -> None:
+        if self._drawn_at is None or now - self._drawn_at >= REDRAW_SECONDS:
+            self._drawn_at = now
+            self._live.update(render(view, now), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_display(console: Console, *, is_silent: bool) -> Display:
+    """The display that suits the place."""
+    if is_silent:
+        return SilentDisplay()
+    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+
+
+# ------------------------------------------------------------------------------------------------------------- one line
+
+
+def clock_text(seconds: float) -> str:
+    """Minutes and seconds since the start."""
+    return f"{int(seconds) // 60:3d}:{int(seconds) % 60:02d}"
+
+
+def progress_line(view: View) -> str:
+    """The state of a run in one line."""
+    status = view.status
+    if status is None or not status.run:
+        return view.phase
+    totals = status.totals
+    live = sum(learner.is_live for learner in status.learners)
+    parts = [
+        f"{percent(status.progress)}",
+        f"{amount(totals.tokens_merged)} tokens",
+        f"{totals.rounds_committed} rounds of {totals.participation_mean:.1f}",
+        f"loss {_loss_text(view)}",
+        f"{bits_up(status):.2f} bits up, {bits_down(status):.2f} down",
+        f"{live} learners live",
+    ]
+    if view.num_restarts:
+        parts.append(f"{view.num_restarts} restarts")
+    return ", ".join(parts if view.phase == "training" else [view.phase, *parts])
+
+
+def _loss_text(view: View) -> str:
+    values = losses(view.reports)
+    if not values:
+        return "not yet known"
+    last = last_loss(view.reports)
+    return f"{values[0].value:.3f} -> {last:.3f}" if len(values) > 1 else f"{values[0].value:.3f}"
+
+
+# ----------------------------------------------------------------------------------------------------------- the screen
+
+
+def render(view: View, now: float) -> RenderableType:
+    """The whole screen."""
+    parts: list[RenderableType] = [_title(view, now), Text()]
+    if view.status is not None and view.status.run:
+        parts += [_figures(view, view.status), Text()]
+    parts += [_process_table(view, now)]
+    for seconds, text in view.events:
+        parts.append(Text.assemble((f"{clock_text(seconds)}  ", "dim"), text))
+    return Group(*parts)
+
+
+def _title(view: View, now: float) -> Text:
+    name = view.status.run if view.status is not None and view.status.run else view.run_dir.name
+    title = Text.assemble(("isles ", "bold cyan"), (name, "bold"), ("  ", ""), (view.phase, "green"))
+    title.append(f"  {seconds_text(now - view.started_at)}", style="dim")
+    title.append(f"  {view.run_dir}", style="dim")
+    if view.status_at is not None and now - view.status_at > STALE_SECONDS:
+        title.append(f"  the broker has not answered for {seconds_text(now - view.status_at)}", style="yellow")
+    title.no_wrap = True
+    return title
+
+
+def _figures(view: View, status: Status) -> RenderableType:
+    totals = status.totals
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    if view.budget.tokens:
+        done = f"{amount(totals.tokens_merged)} of {amount(view.budget.tokens)}"
+    else:
+        done = f"{amount(totals.tokens_merged)} in {totals.rounds_committed} of {view.budget.rounds} rounds"
+    speed = sum(learner.tokens_per_second for learner in status.learners if learner.is_live)
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(
+        ProgressBar(total=1.0, completed=status.progress, width=30),
+        Text(percent(status.progress), style="bold"),
+        Text(f"{done}, {rate(speed)}/s"),
+    )
+    grid.add_row("tokens", bar)
+    grid.add_row("loss", _loss(view))
+    live = sum(learner.is_live for learner in status.learners)
+    grid.add_row(
+        "rounds",
+        f"{totals.rounds_committed} committed, {totals.participation_mean:.1f} participants of {live} live, "
+        f"fraction {totals.fraction_mean:.2f}, staleness {totals.staleness_mean:.2f}",
+    )
+    pending = sum(status.num_pending.values())
+    grid.add_row(
+        "work", f"{totals.merged} merged, {pending} pending, {totals.expired} expired, {totals.rejected} rejected"
+    )
+    grid.add_row(
+        "wire",
+        f"{bits_up(status):.2f} bits up and {bits_down(status):.2f} down per parameter, "
+        f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down",
+    )
+    return grid
+
+
+def _loss(view: View) -> Text:
+    values = losses(view.reports)
+    if not values:
+        return Text("not yet known", style="dim")
+    text = Text.assemble(f"{values[0].value:.3f}")
+    if len(values) > 1:
+        text.append(" → ", style="dim")
+        text.append(f"{last_loss(view.reports):.3f}", style="bold green")
+        text.append(" nats per byte  ", style="dim")
+        text.append(sparkline([report.value for report in values], SPARK_WIDTH), style="cyan")
+    return text
+
+
+def _process_table(view: View, now: float) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("process", "region", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("steps", "tokens/s", "s/step", "last seen", "restarts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    known = {learner.learner: learner for learner in view.status.learners} if view.status is not None else {}
+    order = list(dict.fromkeys(view.regions.values()))
+    for child in view.children.values():
+        region = view.regions.get(child.name, "")
+        learner = known.get(child.name) if child.role == "worker" else None
+        colour = REGION_COLOURS[order.index(region) % len(REGION_COLOURS)] if region in order else ""
+        restarts = f"[yellow]{child.num_restarts}[/]" if child.num_restarts else "[dim]0[/]"
+        table.add_row(
+            child.name, f"[{colour}]{region}[/]" if colour else region, child_state(child, learner, now),
+            *_learner_cells(learner, view.unix), restarts,
+        )  # fmt: skip
+    return table
+
+
+def _learner_cells(learner: LearnerInfo | None, unix: float) -> tuple[str, str, str, str]:
+    if learner is None:
+        return ("", "", "", "")
+    age = max(0.0, unix - learner.last_seen_unix)
+    seen = f"{seconds_text(age)} ago"
+    return (
+        amount(learner.steps),
+        rate(learner.tokens_per_second),
+        f"{learner.step_seconds:.3g}",
+        seen if age < STALE_SECONDS else f"[yellow]{seen}[/]",
+    )
+
+
+def child_state(child: Child, learner: LearnerInfo | None, now: float) -> str:
+    """What a process is doing, with colour marks."""
+    if child.restart_at is not None:
+        return f"[red]starts again in {max(0.0, child.restart_at - now):.0f} s[/]"
+    if not child.is_running:
+        return "[dim]finished[/]" if child.last_code == 0 else "[dim]stopped[/]"
+    if child.killed_at is not None:
+        return "[yellow]draining[/]" if child.role == "worker" else "[yellow]stopping[/]"
+    if child.role == "worker":
+        return "[green]training[/]" if learner is not None and learner.is_live else "[yellow]joining[/]"
+    return "[green]running[/]"
+
+
+# ---------------------------------------------------------------------------------------------------------- the summary
+
+HEADLINES: Final = {"finished": "Finished", "interrupted": "Interrupted", "failed": "Failed"}
+STYLES: Final = {"finished": "bold green", "interrupted": "bold yellow", "failed": "bold red"}
+
+
+def render_summary(summary: Summary, reports: Sequence[ReportInfo]) -> RenderableType:
+    """What came of a run."""
+    head = Text.assemble(
+        (HEADLINES[summary.status], STYLES[summary.status]),
+        f" after {seconds_text(summary.wall_seconds)}",
+        f": {summary.text}." if summary.text else ".",
+    )
+    return Group(Text(), head, Text(), _summary_grid(summary, reports), Text())
+
+
+def _summary_grid(summary: Summary, reports: Sequence[ReportInfo]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    if summary.val_loss_last is not None:
+        first = "unknown" if summary.val_loss_first is None else f"{summary.val_loss_first:.3f}"
+        loss = Text.assemble(f"{first} → ", (f"{summary.val_loss_last:.3f}", "bold"), " nats per byte  ")
+        loss.append(sparkline([report.value for report in losses(reports)], SPARK_WIDTH), style="cyan")
+        grid.add_row("  validation loss", loss)
+    share = summary.tokens_merged / summary.tokens_produced if summary.tokens_produced else 0.0
+    grid.add_row(
+        "  tokens",
+        f"{amount(summary.tokens_merged)} merged of {amount(summary.tokens_produced)} produced ({percent(share)})",
+    )
+    grid.add_row(
+        "  rounds",
+        f"{summary.rounds_committed} committed with {summary.participation_mean:.1f} contributions each, "
+        f"fraction {summary.fraction_mean:.2f}, staleness {summary.staleness_mean:.2f}",
+    )
+    fates = summary.contributions
+    grid.add_row("  contributions", f"{fates.merged} merged, {fates.rejected} rejected, {fates.expired} expired")
+    grid.add_row(
+        "  wire",
+        f"{summary.bits_per_parameter_up:.2f} bits up and {summary.bits_per_parameter_down:.2f} down per parameter; "
+        f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down",
+    )
+    grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {summary.num_fragments} fragments")
+    grid.add_row("  restarts", _restarts(summary))
+    return grid
+
+
+def _restarts(summary: Summary) -> str:
+    if not summary.restarts:
+        return "none"
+    named = ", ".join(f"{name} {count}" for name, count in summary.restarts_by_process.items())
+    return f"{summary.restarts} ({named})"

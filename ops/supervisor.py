@@ -1,0 +1,228 @@
+"""The shell around `Supervision`: starts and stops real processes, looks at the broker, shows what happens."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Final, Self
+
+from isles.ops.children import ChildProcess
+from isles.ops.conclusion import Conclusion
+from isles.ops.display import Display, View
+from isles.ops.run_folder import RunFolder, State
+from isles.ops.supervision import (
+    ChildExited,
+    Conclude,
+    End,
+    Event,
+    Instruction,
+    Interrupted,
+    Kill,
+    Observed,
+    Start,
+    Supervision,
+    Terminate,
+    Tick,
+    describe_exit,
+)
+from isles.ops.watch import StatusWatch
+from isles.proto.clock import Clock
+from isles.proto.logs import Logger
+from isles.proto.messages import Status
+
+POLL_SECONDS: Final = 0.1
+"""A death is noticed within it: it is part of the time until a learner contributes again."""
+STATE_SECONDS: Final = 5.0
+"""Between two writings of the time that the run has taken: what a killed supervisor may forget."""
+REAP_SECONDS: Final = 10.0
+"""For a killed process to be gone; longer only if the machine is in trouble."""
+
+PHASES: Final = {"finished": "finishing", "interrupted": "draining", "failed": "stopping"}
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM while it is entered."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._take_signal)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+
+    def take(self) -> int:
+        """How many have come since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+
+class Supervisor:
+    """Runs children until the run has ended one way or another; leaves none behind, whatever happens."""
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        commands: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        folder: RunFolder,
+        state: State,
+        watch: StatusWatch,
+        view: View,
+        display: Display,
+        logger: Logger,
+        clock: Clock,
+    ) -> None:
+        """`commands` are the children's command lines after `isles`; `state` is kept up to date in the folder."""
+        self._supervision = supervision
+        self._commands = commands
+        self._environment = environment
+        self._folder = folder
+        self._state = state
+        self._watch = watch
+        self._view = view
+        self._display = display
+        self._logger = logger
+        self._clock = clock
+        self._running: dict[str, ChildProcess] = {}
+        self._conclusion: Conclusion | None = None
+        self._end: End | None = None
+        self._live: frozenset[str] = frozenset()
+        self._num_reports: int | None = None
+        """Figures that have been noted; None = those of earlier starts are not known yet."""
+        self._began_at = self._written_at = clock.now()
+        self._wall_before, self._restarts_before = state.wall_seconds, dict(state.restarts)
+
+    def run(self) -> End:
+        """Until the end."""
+        try:
+            with Signals() as signals:
+                self._perform(self._supervision.start(self._clock.now()))
+                while self._end is None:
+                    self._step(signals)
+                return self._end
+        finally:
+            self._stop_rest()
+            self._display.close()
+            self._write_state()
+
+    def _step(self, signals: Signals) -> None:
+        is_new = self._watch.poll(POLL_SECONDS)
+        events = [*self._observations(is_new), *self._exits(), *(Interrupted() for _ in range(signals.take())), Tick()]
+        if self._conclusion is not None and (concluded := self._conclusion.poll(self._clock.now())) is not None:
+            self._conclusion = None
+            events.append(concluded)
+        for event in events:
+            self._perform(self._supervision.handle(event, self._clock.now()))
+            if isinstance(event, ChildExited):
+                self._note_exit(event)
+        self._show()
+        if self._clock.now() - self._written_at >= STATE_SECONDS:
+            self._write_state()
+
+    # --------------------------------------------------------------------------------------------------------- facts in
+
+    def _observations(self, is_new: bool) -> list[Event]:
+        status = self._watch.status
+        if not is_new or status is None or not status.run:
+            return []
+        self._note_changes(status)
+        return [Observed(status.progress, status.totals.rounds_committed, self._watch.status_asked_at)]
+
+    def _exits(self) -> list[Event]:
+        codes = {name: process.poll() for name, process in self._running.items()}
+        events: list[Event] = []
+        for name, code in codes.items():
+            if code is not None:
+                self._running.pop(name).close()
+                events.append(ChildExited(name, code))
+        return events
+
+    # ------------------------------------------------------------------------------------------------------ orders out
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Start(child):
+                    self._start(child)
+                case Terminate(child) if child in self._running:
+                    self._running[child].terminate()
+                case Kill(child) if child in self._running:
+                    self._logger.warning("child.killed", child=child)
+                    self._running[child].kill()
+                case Conclude():
+                    address = self._state.address
+                    self._conclusion = Conclusion(
+                        self._folder, self._watch, address, self._environment, self._clock.now()
+                    )
+                case End():
+                    self._end = instruction
+
+    def _start(self, child: str) -> None:
+        output = self._folder.errors(child)
+        process = ChildProcess(self._commands[child], output=output, environment=self._environment)
+        self._running[child] = process
+        self._logger.info("child.started", child=child, pid=process.pid)
+
+    def _stop_rest(self) -> None:
+        """Nobody is left; matters only after a second interrupt or a mistake of ours."""
+        if self._conclusion is not None:
+            self._conclusion.close()
+        for process in self._running.values():
+            process.kill()
+        for process in self._running.values():
+            process.wait(REAP_SECONDS)
+            process.close()
+
+    # ------------------------------------------------------------------------------------------------ words and figures
+
+    def _note_exit(self, event: ChildExited) -> None:
+        child = self._supervision.children[event.child]
+        if event.code == 0 or child.is_done:
+            return
+        delay = None if child.restart_at is None else round(child.restart_at - child.ended_at, 3)
+        if child.is_running:
+            delay = 0.0
+        self._logger.warning("child.died", child=child.name, code=event.code, restart_seconds=delay)
+        words = self._folder.last_words(child.name) if event.code > 0 else ""
+        text = f"{child.name} died ({describe_exit(event.code)})" + (f": {words}" if words else "")
+        self._view.note(self._clock.now(), text + (", started again" if child.is_running else ""))
+
+    def _note_changes(self, status: Status) -> None:
+        now = self._clock.now()
+        live = frozenset(learner.learner for learner in status.learners if learner.is_live)
+        for learner in sorted(live - self._live):
+            self._view.note(now, f"{learner} joined")
+        for learner in sorted(self._live - live):
+            self._view.note(now, f"{learner} is gone")
+        self._live = live
+        for report in self._watch.reports[self._num_reports :] if self._num_reports is not None else ():
+            self._view.note(now, f"{report.name.replace('_', ' ')} {report.value:.4f}")
+        self._num_reports = len(self._watch.reports)
+
+    def _show(self) -> None:
+        view, status = self._view, self._watch.status
+        view.status, view.status_at, view.reports = status, self._watch.status_at, self._watch.reports
+        view.unix = self._clock.unix()
+        if self._supervision.status is not None:
+            view.phase = PHASES[self._supervision.status]
+        else:
+            view.phase = "training" if status is not None and status.run else "starting"
+        self._display.update(view, self._clock.now())
+
+    def _write_state(self) -> None:
+        self._written_at = self._clock.now()
+        self._state.wall_seconds = self._wall_before + self._written_at - self._began_at
+        for child in self._supervision.children.values():
+            self._state.restarts[child.name] = self._restarts_before.get(child.name, 0) + child.num_restarts
+        self._folder.write_state(self._state)
