@@ -52,6 +52,8 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "contribution.merged": ("learner", "fragment", "number", "version"),
     "version.applied": ("learner", "fragment", "version", "base_version"),
     "checkpoint.written": ("learner", "path", "seconds"),
+    "checkpoint.failed": ("learner", "path", "text"),
+    "checkpoint.damaged": ("learner", "path", "text"),
     "learner.drained": ("learner", "steps", "tokens"),
     # evaluator
     "loss.evaluated": ("value", "versions", "tokens"),

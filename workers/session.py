@@ -60,30 +60,10 @@ from isles.workers.orders import (
 )
 
 __all__ = [
-    "NOT_FINITE",
-    "ApplyVersion",
-    "AskVersion",
-    "Await",
-    "Boundary",
-    "Cued",
-    "DrainRequested",
-    "Event",
-    "ForgetPayload",
-    "FragmentBooks",
-    "FragmentSpoiled",
-    "Instruction",
-    "Log",
-    "OpenContribution",
-    "PayloadEncoded",
-    "PayloadFailed",
-    "Reset",
-    "Session",
-    "StepTaken",
-    "Stop",
-    "TakeAccount",
-    "VersionArrived",
-    "Welcomed",
-]
+    "NOT_FINITE", "ApplyVersion", "AskVersion", "Await", "Boundary", "Cued", "DrainRequested", "Event", "ForgetPayload",
+    "FragmentBooks", "FragmentSpoiled", "Instruction", "Log", "OpenContribution", "PayloadEncoded", "PayloadFailed",
+    "Reset", "Session", "StepTaken", "Stop", "TakeAccount", "VersionArrived", "Welcomed",
+]  # fmt: skip
 
 NOT_FINITE: Final = "not finite"
 """A reason with these words says that NaN or infinity was found: the inner optimizer's state is then suspect too."""
@@ -122,6 +102,8 @@ class Session:
         self.cursor: dict[int, int] = dict(cursor or {})
         self.is_draining = False
         self.is_stopped = False
+        self.is_holding_back = False
+        """Contribute nothing for now: a checkpoint is about to be cut."""
         self._is_joined = False
         self._is_exact_drain = False
         self._num_drawn = 0
@@ -386,6 +368,8 @@ class Session:
 
     def _contribute(self) -> list[Instruction]:
         """Cued and drained fragments all at once; by the own clock as few at a time as keeps up with it."""
+        if self.is_holding_back and not self.is_draining:
+            return []
         able = [books for books in self.books if self._is_able(books)]
         urgent = [books for books in able if self._is_urgent(books)]
         due = [books for books in able if books not in urgent and books.clock >= self.sync.interval_steps]

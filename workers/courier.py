@@ -1,0 +1,396 @@
+"""The courier thread: owns a learner's connection, so that the training thread never waits for it.
+
+    training thread                         courier thread                                    broker
+    submit(Encode)            ->            U -> norms -> payload -> OFFER, repeated     ->
+    mailbox.take()            <-            answers, cues, built versions                <-   hints, VERSION, chunks
+    submit(Forget, Want, ...) ->            PROGRESS each heartbeat, heads every few seconds ->
+
+A broker that is away, a slow link or a dead outer keep this thread busy and nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import torch
+
+from isles.proto.agreement import SyncSettings
+from isles.proto.client import Answered, Hinted, Refused, Welcomed
+from isles.proto.clock import Clock
+from isles.proto.codec.torch_codec import decode, encode_with_stats
+from isles.proto.connection import Connection, News
+from isles.proto.errors import FencedError, IslesError, NonFiniteError, RangeError, RefusedError
+from isles.proto.ids import ContributionId
+from isles.proto.logs import Logger
+from isles.proto.messages import (
+    Accepted,
+    AskHeads,
+    BlobRef,
+    Contribution,
+    Done,
+    Error,
+    Expired,
+    Head,
+    Heads,
+    Hint,
+    Leave,
+    Merged,
+    Message,
+    Offer,
+    Progress,
+    Rejected,
+    Row,
+    Shards,
+    ShardsLeased,
+    Welcome,
+)
+from isles.workers.account import Account
+from isles.workers.flat import FlatModel
+from isles.workers.mailbox import Arrival, Mailbox
+from isles.workers.orders import Cued, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.session import NOT_FINITE
+from isles.workers.versions import Built, Held, VersionBuilder
+
+REFRESH_SECONDS: Final = 5.0
+"""Between two looks at all heads: a lost hint costs at most so much latency."""
+LOST_SECONDS: Final = 5.0
+"""Silence after which the broker is said to be away: several heartbeats, and more than one large chunk takes."""
+OFFER_AGAIN_SECONDS: Final = 5.0
+"""Wait before a contribution is offered anew that the broker could not take through its own fault."""
+STOP_SECONDS: Final = 10.0
+"""Longest wait for the thread's end: encoding the largest fragment is shorter."""
+
+OFFER_AGAIN_CODES: Final = frozenset({"damaged", "internal", "not-initialised", "not-found", "unknown-session"})
+"""Errors about an offer that the offer did not cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Make the payload of this account and offer it."""
+
+    take: TakeAccount
+    account: Account[torch.Tensor]
+    """A snapshot."""
+    theta: torch.Tensor
+    """A copy of the live parameters, [num_values] float32 on the host; given back when the payload is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """This contribution is closed."""
+
+    id: ContributionId
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Bring the newest version of this fragment, and the own row."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShards:
+    """Lease so many data shards, give these back."""
+
+    num_wanted: int
+    returned: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SayGoodbye:
+    """Send the last counters, LEAVE, and end."""
+
+
+Order = Encode | Forget | Want | RequestShards | SayGoodbye
+
+
+class Courier:
+    """One learner's courier. `start` begins the thread; `submit`, `mailbox` and `shards` are for other threads."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        sync: SyncSettings,
+        flat: FlatModel,
+        *,
+        learner: str,
+        address: str,
+        held: Mapping[int, Held],
+        payloads: Mapping[ContributionId, bytes],
+        shards: Mapping[int, int],
+        progress: Callable[[], Progress],
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        """`held`, `payloads` and `shards` are what is there at the beginning: from a checkpoint, and from WELCOME."""
+        self.mailbox = Mailbox()
+        self.shards: Mapping[int, int] = dict(shards)
+        """The leased data shards with their cursors; replaced as a whole."""
+        self.payloads: dict[ContributionId, bytes] = dict(payloads)
+        """Payloads of open contributions; other threads only read."""
+        self._connection = connection
+        self._sync = sync
+        self._flat = flat
+        self._learner = learner
+        self._address = address
+        self._progress = progress
+        self._clock = clock
+        self._log = log
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._versions = VersionBuilder(connection, flat.num_values, sync.codec_down, log, held)
+        self._num_shards_wanted = 0
+        self._settled: dict[int, ContributionId] = {}
+        self._offer_again: dict[ContributionId, tuple[float, Offer]] = {}
+        self._next_beat = self._next_refresh = clock.now()
+        self._last_seq: int | None = None
+        self._lost_at: float | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"courier-{learner}", daemon=True)
+
+    # ---------------------------------------------------------------------------------------------- for other threads
+
+    def start(self) -> None:
+        """Starts the thread, to which the connection belongs from now on."""
+        self._thread.start()
+
+    def submit(self, order: Order) -> None:
+        """Hands over an order; never waits."""
+        self._orders.put(order)
+        self._connection.wake()
+
+    def stop(self, *, goodbye_seconds: float = 0.0) -> None:
+        """Ends the thread; before that tries for at most `goodbye_seconds` to tell the broker that we leave."""
+        if not self._thread.is_alive():
+            return
+        if goodbye_seconds > 0:
+            self.submit(SayGoodbye())
+            self._thread.join(goodbye_seconds)
+        self._is_stopping = True
+        self._connection.wake()
+        self._thread.join(STOP_SECONDS)
+
+    # ------------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._do_orders()
+                self._keep_time()
+                for news in self._connection.poll(self._seconds_until_due()):
+                    self._handle(news)
+        except IslesError as error:
+            self.mailbox.fail(error)
+        except BaseException:
+            self.mailbox.fail(IslesError("the courier thread of this worker died, its traceback stands above"))
+            raise
+        finally:
+            self._connection.close()
+
+    def _do_orders(self) -> None:
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except Empty:
+                return
+            match order:
+                case Encode():
+                    self._encode(order)
+                case Forget():
+                    self._forget(order.id)
+                case Want():
+                    self._versions.want(order.fragment)
+                case RequestShards():
+                    self._num_shards_wanted = order.num_wanted
+                    self._connection.ask(Shards(num_wanted=order.num_wanted, returned=order.returned))
+                case SayGoodbye():
+                    self._connection.ask(self._progress())
+                    self._connection.ask(Leave())
+
+    # ---------------------------------------------------------------------------------------------------- contributing
+
+    def _encode(self, order: Encode) -> None:
+        take = order.take
+        unmerged = order.account.contribution(order.theta)
+        try:
+            encoded = encode_with_stats(self._sync.codec_up, unmerged)
+        except NonFiniteError as error:
+            self.mailbox.post(PayloadFailed(take.id, f"{NOT_FINITE}: {error}", is_not_finite=True))
+            return
+        except RangeError as error:
+            self.mailbox.post(PayloadFailed(take.id, str(error), is_not_finite=False))
+            return
+        if not encoded.is_zero:
+            self.payloads[take.id] = encoded.payload
+        self.mailbox.post(PayloadEncoded(take.id, encoded.is_zero))
+        if not encoded.is_zero:
+            self._offer(self._contribution(take, unmerged, encoded.payload), encoded.payload)
+
+    def _contribution(self, take: TakeAccount, unmerged: torch.Tensor, payload: bytes) -> Contribution:
+        bounds = self._flat.bounds(take.fragment)
+        norms = [torch.linalg.vector_norm(unmerged[start:stop], dtype=torch.float64) for start, stop in bounds]
+        return Contribution(
+            id=take.id,
+            base_version=take.base_version,
+            blob=BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload)),
+            codec=self._sync.codec_up,
+            tokens=take.tokens,
+            steps=take.steps,
+            seconds=take.seconds,
+            norms=tuple(torch.stack(norms).tolist()),
+            cursor=dict(take.cursor),
+        )
+
+    def _offer(self, contribution: Contribution, payload: bytes) -> None:
+        self._connection.ask(Offer(contribution=contribution), payload)
+        self._log.debug(
+            "contribution.sent",
+            learner=self._learner,
+            fragment=contribution.id.fragment,
+            number=contribution.id.number,
+            base_version=contribution.base_version,
+            tokens=contribution.tokens,
+            bytes=len(payload),
+        )
+
+    def _forget(self, closed: ContributionId) -> None:
+        self.payloads.pop(closed, None)
+        self._offer_again.pop(closed, None)
+        self._connection.client.forget(lambda ask: isinstance(ask, Offer) and ask.contribution.id == closed)
+
+    # ------------------------------------------------------------------------------------------------------------ news
+
+    def _handle(self, news: News) -> None:
+        for built in self._versions.handle(news):
+            self._deliver(built)
+        match news:
+            case Hinted(hint=hint):
+                self._take_hint(hint)
+            case Welcomed(welcome=welcome):
+                self._take_welcome(welcome)
+            case Answered(ask=ask, reply=reply):
+                self._take_reply(ask, reply)
+            case Refused(code=code, text=text):
+                error = FencedError if code == "fenced" else RefusedError
+                raise error(f"the broker at {self._address} refused this worker ({code}): {text}")
+
+    def _deliver(self, built: Built) -> None:
+        """Hands a version over, with the decoded payload if the row says that the own contribution is in it."""
+        row, decoded = built.row, None
+        if row is not None and row.state != "pending":
+            self._settled[built.fragment] = row.id
+            payload = self.payloads.get(row.id)
+            if row.state == "merged" and payload is not None:
+                decoded = decode(payload, num_values=self._flat.num_values[built.fragment])
+        event = VersionArrived(built.fragment, built.held.version, row, built.tokens_total)
+        self.mailbox.arrive(Arrival(event, built.held.values, decoded))
+
+    def _take_hint(self, hint: Hint) -> None:
+        has_gap = self._last_seq is not None and hint.seq > self._last_seq + 1
+        self._last_seq = hint.seq
+        if has_gap:
+            self._next_refresh = min(self._next_refresh, self._clock.now())
+        if hint.fragment >= len(self._flat.num_values):
+            return
+        if hint.kind == "contribution" and hint.learner != self._learner:
+            self.mailbox.cue(Cued(hint.fragment, hint.version))
+        is_newer = hint.kind in ("contribution", "version") and hint.version > self._versions.version(hint.fragment)
+        if is_newer or hint.kind == "settled":
+            self._versions.want(hint.fragment)
+
+    def _take_reply(self, ask: Message, reply: Message) -> None:
+        match ask, reply:
+            case Offer(), Accepted() | Expired() | Merged() | Rejected():
+                self.mailbox.post(reply)
+                if not isinstance(reply, Accepted):
+                    self._versions.want(reply.id.fragment)
+            case Offer(), Error():
+                self._take_offer_error(ask, reply)
+            case AskHeads(), Heads():
+                self._compare(reply.heads, reply.rows)
+            case Shards(), ShardsLeased():
+                self._take_shards(reply.shards)
+            case Leave(), Done():
+                self._is_stopping = True
+            case _, Error():
+                self._log.warning("message.refused", code=reply.code, text=reply.text)
+
+    def _take_offer_error(self, offer: Offer, error: Error) -> None:
+        if error.code not in OFFER_AGAIN_CODES:
+            raise RefusedError(
+                f"the broker at {self._address} cannot take contribution {offer.contribution.id} ({error.code}): "
+                f"{error.text}"
+            )
+        self._log.warning("message.refused", code=error.code, text=error.text)
+        self._offer_again[offer.contribution.id] = (self._clock.now() + OFFER_AGAIN_SECONDS, offer)
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        """A broker that was away is back; what is unanswered repeats itself."""
+        if welcome.run_record is None:
+            raise RefusedError(
+                f"the broker at {self._address} came back without this run: its store was emptied; give it the old "
+                "store, or start all workers anew with empty checkpoint folders"
+            )
+        self._last_seq = welcome.seq
+        self._take_shards(welcome.shards)
+        self._compare(welcome.heads, welcome.rows)
+
+    def _take_shards(self, shards: Mapping[int, int]) -> None:
+        self.shards = dict(shards)
+        self.mailbox.ring()
+
+    def _compare(self, heads: tuple[Head, ...], rows: tuple[Row, ...]) -> None:
+        """Asks for what is newer than what was built, and for verdicts that were not delivered yet."""
+        for head in heads:
+            if head.fragment < len(self._flat.num_values) and head.version > self._versions.version(head.fragment):
+                self._versions.want(head.fragment)
+        for row in rows:
+            fragment = row.id.fragment
+            if (
+                row.state != "pending"
+                and fragment < len(self._flat.num_values)
+                and self._settled.get(fragment) != row.id
+            ):
+                self._versions.want(fragment)
+
+    # ------------------------------------------------------------------------------------------------------------ time
+
+    def _seconds_until_due(self) -> float:
+        if not self._orders.empty():
+            return 0.0
+        due = min([self._next_beat, self._next_refresh, *(at for at, _ in self._offer_again.values())])
+        return max(0.0, due - self._clock.now())
+
+    def _keep_time(self) -> None:
+        now = self._clock.now()
+        if now >= self._next_beat:
+            self._next_beat = now + self._connection.client.limits.heartbeat_seconds
+            self._connection.client.forget(lambda ask: isinstance(ask, Progress))
+            self._connection.ask(self._progress())
+            self._watch_broker(now)
+        if now >= self._next_refresh:
+            self._next_refresh = now + REFRESH_SECONDS
+            if not self._connection.client.is_asking(AskHeads):
+                self._connection.ask(AskHeads())
+            if len(self.shards) < self._num_shards_wanted and not self._connection.client.is_asking(Shards):
+                self._connection.ask(Shards(num_wanted=self._num_shards_wanted))
+        for named, (at, offer) in list(self._offer_again.items()):
+            if now >= at:
+                del self._offer_again[named]
+                self._connection.ask(offer, self.payloads[named])
+
+    def _watch_broker(self, now: float) -> None:
+        """Says once that the broker is away, and once that it is back."""
+        heard_at = self._connection.client.heard_at
+        silent = now - (now if heard_at is None else heard_at)
+        if self._lost_at is None and silent > LOST_SECONDS:
+            self._lost_at = now
+            self._log.warning("broker.lost", address=self._address, silent_seconds=round(silent, 1))
+        elif self._lost_at is not None and silent <= LOST_SECONDS:
+            self._lost_at = None
+            self._log.info("broker.joined", address=self._address, run=self._connection.client.hello.run)

@@ -1,0 +1,370 @@
+"""The door to a run: put a `Learner` around a model and its optimizer, call it each step, and train for ever alone.
+
+    learner = Learner(model, optimizer, broker="tcp://host:7700", learner="us-0", budget=Budget(tokens=10**9))
+    with learner:
+        for batch in data:
+            loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+            learner.step(tokens=batch.numel())
+            if learner.is_finished: break
+
+`step` costs a copy of one fragment to the host now and then, and the addition of a version that has arrived. A broker
+that is away costs nothing: training goes on, and what was learned meanwhile is handed in later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from torch import nn
+from torch.optim import Optimizer
+
+from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
+from isles.proto.clock import Clock, SystemClock
+from isles.proto.connection import Connection
+from isles.proto.errors import UnreachableError, UsageError
+from isles.proto.logs import Logger, SilentLogger
+from isles.proto.messages import Hello, Progress
+from isles.proto.transport.address import Address
+from isles.proto.transport.interface import ClientTransport
+from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
+from isles.workers.courier import Courier, RequestShards
+from isles.workers.flat import FlatModel, ModelTensors, describe
+from isles.workers.joining import Joined, Joiner, NewRun
+from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
+from isles.workers.performer import Performer
+from isles.workers.record import new_incarnation
+from isles.workers.session import Session
+
+GOODBYE_SECONDS: Final = 2.0
+"""Longest wait for the broker to hear that we leave; it finds out anyway when the lease expires."""
+STEP_SECONDS_SHARE: Final = 0.1
+"""Weight of the newest inner step in the moving average that PROGRESS reports."""
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What a learner has from `start` on."""
+
+    record: RunRecord
+    session: Session
+    performer: Performer
+    courier: Courier
+
+
+class Learner:
+    """One learner of a run. The constructor starts nothing; `with` joins the run and leaves it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        broker: str = "tcp://127.0.0.1:7700",
+        learner: str,
+        region: str = "local",
+        run: str = "",
+        sync: SyncSettings | None = None,
+        budget: Budget | None = None,
+        seed: int = 1,
+        task: str = "",
+        task_settings: Mapping[str, Scalar] | None = None,
+        corpus_sha256: str = "",
+        stated: Mapping[str, Scalar] | None = None,
+        num_shards: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_seconds: float = 10.0,
+        join_timeout_seconds: float = 120.0,
+        drain_timeout_seconds: float = 60.0,
+        log: Logger | None = None,
+        connect: Callable[[], ClientTransport] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`model` is on its device, with float32 parameters; `optimizer` has them.
+
+        With a `budget` this learner may start the run if there is none: with `run` as its name, these `sync` settings,
+        seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
+        `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
+        With a `checkpoint_dir` of its own it can be restarted. `connect` makes another transport than ZeroMQ.
+        """
+        self._model = model
+        self._optimizer = optimizer
+        self._address = broker
+        self._name = learner
+        self._clock = clock or SystemClock()
+        self._log = log or SilentLogger()
+        self._connect = connect or self._dial
+        self._new_run = (
+            None
+            if budget is None
+            else NewRun(
+                run or "run", sync or SyncSettings(), budget, seed, task, dict(task_settings or {}), corpus_sha256
+            )
+        )
+        self._hello = Hello(
+            role="worker", id=learner, region=region, run=run, incarnation=new_incarnation(), stated=dict(stated or {})
+        )
+        self._region = region
+        self._num_shards = num_shards
+        self._checkpoint_dir = checkpoint_dir
+        self._checkpoint_seconds = checkpoint_seconds
+        self._join_timeout_seconds = join_timeout_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._writer: CheckpointWriter | None = None
+        if checkpoint_dir is not None:
+            self._writer = CheckpointWriter(checkpoint_dir, learner=learner, clock=self._clock, log=self._log)
+        self._started: _Started | None = None
+        self._is_left = False
+        self.tokens = 0
+        """Tokens this learner learned from, checkpoints included."""
+        self.seconds_blocked = 0.0
+        """Time spent in `step`."""
+        self._tokens_now = self._steps_now = 0
+        self._step_seconds = self._stepped_at = self._cut_at = 0.0
+
+    # ------------------------------------------------------------------------------------------------- what users call
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and not self._is_left:
+            self.drain()
+        self.close()
+
+    def start(self) -> None:
+        """Joins the run, or starts it; returns when the model has the newest version of every fragment.
+
+        Raises UnreachableError if that takes too long, RefusedError or FencedError if the broker will not have this
+        learner, ManifestError for a model that cannot be synchronised, ManifestMismatchError for one that is not the
+        run's, ConfigError for a checkpoint of another learner, run or model.
+        """
+        deadline = self._clock.now() + self._join_timeout_seconds
+        tensors = describe(self._model)
+        connection = Connection(self._hello, self._connect(), self._clock)
+        try:
+            joined = Joiner(
+                connection,
+                tensors,
+                new_run=self._new_run,
+                address=self._address,
+                timeout_seconds=self._join_timeout_seconds,
+                clock=self._clock,
+                log=self._log,
+            ).join()
+            self._started = started = self._begin(connection, joined, tensors)
+        except BaseException:
+            connection.close()
+            raise
+        started.courier.start()
+        try:
+            self._take_heads(started, deadline)
+        except BaseException:
+            self.close()
+            raise
+        self._stepped_at = self._cut_at = self._clock.now()
+        fields = {"versions": self.versions, "progress": round(self.progress, 4)}
+        self._log.info("learner.joined", learner=self._name, region=self._region, **fields)
+        if self._num_shards:
+            self.request_shards(self._num_shards)
+
+    def step(self, tokens: int, cursor: Mapping[int, int] | None = None) -> None:
+        """Call it after each inner step: `tokens` it learned from, `cursor` data shard -> items taken since the start.
+
+        Never waits (but in a deterministic run, for the version that is due). Raises FencedError if a newer
+        incarnation of this learner exists, RefusedError if the broker refuses it for good.
+        """
+        self._refuse_if_left()
+        performer = self._running.performer
+        begun = self._clock.now()
+        seconds = begun - self._stepped_at
+        self._count(tokens, seconds)
+        performer.take_mail()
+        performer.tell(StepTaken(tokens, seconds, dict(cursor or {})))
+        performer.wait_if_told()
+        self._checkpoint_if_due()
+        self._stepped_at = self._clock.now()
+        self.seconds_blocked += self._stepped_at - begun
+
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        """Hands in all work and waits until it is merged, then leaves the run; no step may follow.
+
+        Returns whether everything was merged within `timeout_seconds`; what was not stays in the checkpoint. Raises
+        what `step` raises.
+        """
+        started = self._running
+        session, performer = started.session, started.performer
+        if self._is_left:
+            return session.is_drained
+        limit = self._drain_timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = self._clock.now() + limit
+        performer.take_mail()
+        performer.tell(DrainRequested())
+        performer.tell(Boundary())
+        while not session.is_drained and started.courier.mailbox.wait(deadline - self._clock.now()):
+            performer.take_mail()
+            performer.tell(Boundary())
+        if self._writer is not None:
+            self._writer.wait()
+            self._cut()
+        fields = {"steps": self.num_steps, "tokens": self.tokens, "is_complete": session.is_drained}
+        self._log.info("learner.drained", learner=self._name, **fields)
+        self._is_left = True
+        started.courier.stop(goodbye_seconds=GOODBYE_SECONDS)
+        return session.is_drained
+
+    def close(self) -> None:
+        """Ends the courier without handing anything in; idempotent. `drain` first if the work matters."""
+        if self._started is not None:
+            self._started.courier.stop()
+        if self._writer is not None:
+            self._writer.wait()
+
+    def request_shards(self, num_wanted: int, returned: Mapping[int, int] | None = None) -> None:
+        """Asks for so many data shards in all, and gives some back with their cursors; `shards` changes later."""
+        self._refuse_if_left()
+        running = self._running
+        for shard in returned or ():
+            running.session.cursor.pop(shard, None)
+        running.courier.submit(RequestShards(num_wanted, dict(returned or {})))
+
+    @property
+    def progress(self) -> float:
+        """The global step as a share of the budget, in [0, 1]: a function of the versions held."""
+        session = self._running.session
+        rounds = sum(session.versions.values())
+        return self.record.budget.progress(tokens_merged=session.tokens_merged, rounds_committed=rounds)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run's budget is spent."""
+        return self.progress >= 1.0
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Fragment -> version held."""
+        return self._running.session.versions
+
+    @property
+    def shards(self) -> dict[int, int]:
+        """Data shard leased to this learner -> items taken from it so far, by whoever took them."""
+        cursor = self._running.session.cursor
+        return {shard: max(taken, cursor.get(shard, 0)) for shard, taken in self._running.courier.shards.items()}
+
+    @property
+    def num_steps(self) -> int:
+        """Inner steps of this learner, checkpoints included."""
+        return self._running.session.num_steps
+
+    @property
+    def record(self) -> RunRecord:
+        """What everybody in the run agrees on."""
+        return self._running.record
+
+    @property
+    def _running(self) -> _Started:
+        if self._started is None:
+            raise UsageError(f"learner {self._name} has not been started: use it inside a `with learner:` block")
+        return self._started
+
+    def _refuse_if_left(self) -> None:
+        if self._is_left:
+            raise UsageError(f"learner {self._name} was drained and has left the run: no step may follow")
+
+    # -------------------------------------------------------------------------------------------------------- starting
+
+    def _dial(self) -> ClientTransport:
+        from isles.proto.transport.zmq_transport import ZmqClient
+
+        return ZmqClient(Address.parse(self._address))
+
+    def _begin(self, connection: Connection, joined: Joined, tensors: ModelTensors) -> _Started:
+        """Compares the checkpoint, if there is one, with the store's books, and restores what they leave of it."""
+        record = joined.record
+        checkpoint = None
+        if self._checkpoint_dir is not None:
+            checkpoint = read_checkpoint(
+                self._checkpoint_dir,
+                learner=self._name,
+                run=record.run,
+                manifest_digest=record.manifest_digest,
+                log=self._log,
+            )
+        session = Session(
+            record.sync,
+            self._name,
+            self._hello.incarnation,
+            restored=None if checkpoint is None else checkpoint.books,
+            cursor=None if checkpoint is None else checkpoint.cursor,
+            num_steps=0 if checkpoint is None else checkpoint.num_steps,
+        )
+        orders = session.handle(Welcomed(joined.welcome.heads, joined.welcome.rows), self._clock.now())
+        flat = FlatModel(tensors, joined.manifest)
+        performer = Performer(session, flat, self._optimizer, tensors.buffers, clock=self._clock, log=self._log)
+        if checkpoint is not None:
+            performer.restore(checkpoint)
+            self.tokens = checkpoint.tokens
+        performer.courier = Courier(
+            connection,
+            record.sync,
+            flat,
+            learner=self._name,
+            address=self._address,
+            held=performer.held,
+            payloads={} if checkpoint is None else checkpoint.payloads,
+            shards=joined.welcome.shards,
+            progress=self._report,
+            clock=self._clock,
+            log=self._log,
+        )
+        performer.perform(orders)
+        return _Started(record, session, performer, performer.courier)
+
+    def _take_heads(self, started: _Started, deadline: float) -> None:
+        """Waits for the newest version of every fragment that the checkpoint did not bring."""
+        while not started.session.is_ready:
+            if not started.courier.mailbox.wait(deadline - self._clock.now()):
+                missing = [books.fragment for books in started.session.books if books.base is None]
+                raise UnreachableError(
+                    f"the broker at {self._address} let this worker in, but its parameters did not arrive within "
+                    f"{self._join_timeout_seconds:g} s (fragments {missing}): is the link fast enough for the model?"
+                )
+            started.performer.take_mail()
+            started.performer.tell(Boundary())
+
+    # ------------------------------------------------------------------------------------------------------- counting
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens
+        self._tokens_now += tokens
+        self._steps_now += 1
+        first = self._steps_now == 1
+        self._step_seconds += (1.0 if first else STEP_SECONDS_SHARE) * (seconds - self._step_seconds)
+
+    def _report(self) -> Progress:
+        """Counters since this incarnation began; called by the courier thread."""
+        return Progress(steps=self._steps_now, tokens=self._tokens_now, step_seconds=max(0.0, self._step_seconds))
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_if_due(self) -> None:
+        if self._writer is None or self._clock.now() - self._cut_at < self._checkpoint_seconds:
+            return
+        if not self._writer.is_busy:
+            self._cut()
+
+    def _cut(self) -> None:
+        started = self._running
+        record = started.record
+        checkpoint = started.performer.cut(
+            self._name, self._hello.incarnation, record.run, record.manifest_digest, self.tokens
+        )
+        if checkpoint is not None and self._writer is not None:
+            self._cut_at = self._clock.now()
+            self._writer.start(checkpoint)

@@ -1,0 +1,268 @@
+"""Does to the model what the session orders, in the training thread, between two inner steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch.optim import Optimizer
+
+from isles.proto.clock import Clock
+from isles.proto.errors import ConfigError, FencedError, RefusedError, UnreachableError
+from isles.proto.ids import ContributionId
+from isles.proto.logs import Logger
+from isles.workers.account import Account, Add, Change
+from isles.workers.checkpoint import Checkpoint
+from isles.workers.courier import Courier, Encode, Forget, Want
+from isles.workers.flat import FlatModel
+from isles.workers.mailbox import Arrival
+from isles.workers.orders import (
+    ApplyVersion,
+    AskVersion,
+    Await,
+    Boundary,
+    Event,
+    ForgetPayload,
+    FragmentSpoiled,
+    Instruction,
+    Log,
+    PayloadEncoded,
+    PayloadFailed,
+    Reset,
+    Stop,
+    TakeAccount,
+)
+from isles.workers.session import NOT_FINITE, Session
+from isles.workers.versions import Held
+
+AWAIT_SECONDS: Final = 120.0
+"""Longest wait of a deterministic run for the version it has to apply: a round takes far less, a stuck one for ever."""
+
+
+class Performer:
+    """Brings facts from the courier to the session, and its orders to the model. Belongs to the training thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        flat: FlatModel,
+        optimizer: Optimizer,
+        buffers: Mapping[str, torch.Tensor],
+        *,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        """`buffers` are those of the model, by name; they go into checkpoints alone."""
+        self._session = session
+        self._flat = flat
+        self._optimizer = optimizer
+        self._buffers = buffers
+        self._clock = clock
+        self._log = log
+        self._accounts: dict[int, Account[torch.Tensor]] = {}
+        self._arrivals: dict[int, Arrival] = {}
+        self._free_buffers: list[torch.Tensor] = []
+        self._lent_buffers: dict[ContributionId, torch.Tensor] = {}
+        self._awaited: set[int] = set()
+        self._is_looking = False
+        self._courier: Courier | None = None
+
+    @property
+    def courier(self) -> Courier:
+        """Where facts come from and copies go."""
+        assert self._courier is not None, "the courier is made after the checkpoint was restored"
+        return self._courier
+
+    @courier.setter
+    def courier(self, courier: Courier) -> None:
+        self._courier = courier
+
+    @property
+    def held(self) -> dict[int, Held]:
+        """Fragment -> the version held, for those that a checkpoint restored."""
+        return {
+            fragment: Held(self._session.versions[fragment], account.anchor)
+            for fragment, account in self._accounts.items()
+        }
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+
+    def take_mail(self) -> None:
+        """Tells the session what the courier has for it. Raises what ended the courier."""
+        mailbox = self.courier.mailbox
+        if mailbox.failure is not None:
+            raise mailbox.failure
+        facts, arrivals = mailbox.take()
+        for arrival in arrivals:
+            self._arrivals[arrival.event.fragment] = arrival
+        for fact in (*facts, *(arrival.event for arrival in arrivals)):
+            if isinstance(fact, PayloadEncoded | PayloadFailed):
+                self._free_buffers.append(self._lent_buffers.pop(fact.id))
+            self.tell(fact)
+
+    def tell(self, event: Event) -> None:
+        """Tells the session one thing and does what it orders."""
+        self.perform(self._session.handle(event, self._clock.now()))
+
+    def wait_if_told(self) -> None:
+        """A deterministic run applies each version at its own step, and waits for it there."""
+        deadline = self._clock.now() + AWAIT_SECONDS
+        while self._awaited:
+            self._wait(deadline, f"the version with this learner's contribution to fragment {min(self._awaited)}")
+            self.take_mail()
+            self._awaited.clear()
+            self.tell(Boundary())
+
+    def _wait(self, deadline: float, what: str) -> None:
+        if not self.courier.mailbox.wait(deadline - self._clock.now()):
+            raise UnreachableError(
+                f"{what} did not come within {AWAIT_SECONDS:g} s, and a deterministic run has to wait for it: are "
+                "broker and outer running?"
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- orders
+
+    def perform(self, instructions: Sequence[Instruction]) -> None:
+        """Does what the session orders. Raises FencedError or RefusedError if that is to stop."""
+        for one in instructions:
+            match one:
+                case TakeAccount():
+                    self._take_account(one)
+                case ApplyVersion():
+                    self._apply(one)
+                case Reset():
+                    self._reset(one)
+                case AskVersion(fragment=fragment):
+                    self.courier.submit(Want(fragment))
+                case ForgetPayload(id=closed):
+                    self.courier.submit(Forget(closed))
+                case Await(fragment=fragment):
+                    self._awaited.add(fragment)
+                case Log(level=level, event=event, fields=fields):
+                    getattr(self._log, level)(event, **fields)
+                case Stop(is_fenced=is_fenced, text=text):
+                    raise (FencedError if is_fenced else RefusedError)(text)
+        if any(isinstance(one, Reset) and one.is_not_finite for one in instructions):
+            self._look_for_spoiled()
+
+    def _take_account(self, order: TakeAccount) -> None:
+        """The one copy: live parameters to the host. The courier computes U from it and from the anchor."""
+        buffer = self._free_buffers.pop() if self._free_buffers else self._make_buffer()
+        self._lent_buffers[order.id] = buffer
+        theta = self._flat.gather(order.fragment, buffer[: self._flat.num_values[order.fragment]])
+        self.courier.submit(Encode(order, replace(self._accounts[order.fragment]), theta))
+
+    def _make_buffer(self) -> torch.Tensor:
+        is_pinned = self._flat.device.type == "cuda"
+        return torch.empty(max(self._flat.num_values), dtype=torch.float32, pin_memory=is_pinned)
+
+    def _apply(self, order: ApplyVersion) -> None:
+        arrival = self._arrivals.pop(order.fragment)
+        assert arrival.event.version == order.version
+        decoded = None
+        if order.subtract is not None:
+            assert arrival.decoded is not None, "the courier has the payload of every open contribution"
+            decoded = arrival.decoded
+        account = self._accounts[order.fragment]
+        self._change(order.fragment, account.apply(arrival.values, decoded, lambda: self._flat.gather(order.fragment)))
+
+    def _reset(self, order: Reset) -> None:
+        newest = None
+        if order.version is not None:
+            arrival = self._arrivals[order.fragment]
+            assert arrival.event.version == order.version
+            newest = arrival.values
+        account = self._accounts.get(order.fragment)
+        if account is None:
+            assert newest is not None, "a fragment that holds nothing is reset to a version"
+            account = self._accounts[order.fragment] = Account.under(self._session.sync, newest)
+        self._change(order.fragment, account.reset(newest))
+        if order.is_not_finite:
+            for parameter in self._flat.parameters(order.fragment):
+                self._optimizer.state.pop(parameter, None)
+
+    def _change(self, fragment: int, change: Change[torch.Tensor]) -> None:
+        if isinstance(change, Add):
+            self._flat.add(fragment, change.increment)
+        else:
+            self._flat.scatter(fragment, change.values)
+
+    def _look_for_spoiled(self) -> None:
+        """NaN in one fragment comes back through the gradients unless every spoiled fragment is reset with it."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        reason = f"{NOT_FINITE}: NaN or infinity in the parameters"
+        for fragment in self._accounts:
+            if not self._flat.is_finite(fragment):
+                self.tell(FragmentSpoiled(fragment, reason))
+        self.tell(Boundary())
+        self._is_looking = False
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+
+    def cut(self, learner: str, incarnation: str, run: str, manifest_digest: str, tokens: int) -> Checkpoint | None:
+        """Copies everything at this boundary; None while a payload is still being encoded: try at the next one.
+
+        Nothing new is contributed in between, so that will be soon. A deterministic run waits instead.
+        """
+        deadline = self._clock.now() + AWAIT_SECONDS
+        while self._lent_buffers and self._session.sync.is_deterministic:
+            self._wait(deadline, "a payload of this worker's courier")
+            self.take_mail()
+        self._session.is_holding_back = bool(self._lent_buffers)
+        if self._lent_buffers:
+            return None
+        books = self._session.checkpoint_books()
+        opened = [one.open.id for one in books if one.open is not None and one.open.has_payload]
+        accounts = self._accounts.items()
+        return Checkpoint(
+            learner=learner,
+            run=run,
+            manifest_digest=manifest_digest,
+            incarnation=incarnation,
+            num_steps=self._session.num_steps,
+            tokens=tokens,
+            cursor=dict(self._session.cursor),
+            books=books,
+            thetas={fragment: self._flat.gather(fragment) for fragment in self._accounts},
+            anchors={fragment: account.anchor for fragment, account in accounts},
+            residuals={fragment: one.residual for fragment, one in accounts if one.residual is not None},
+            payloads={named: self.courier.payloads[named] for named in opened},
+            buffers=_copied(dict(self._buffers)),
+            optimizer_name=type(self._optimizer).__name__,
+            optimizer_state=_copied(self._optimizer.state_dict()),
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Takes what the session goes on with; fragments that start over will take the head instead.
+
+        Raises ConfigError if the checkpoint is of another inner optimizer.
+        """
+        name = type(self._optimizer).__name__
+        if checkpoint.optimizer_name != name:
+            raise ConfigError(
+                f"the checkpoint of learner {checkpoint.learner} has the state of {checkpoint.optimizer_name}, this "
+                f"worker trains with {name}: use the same inner optimizer, or another checkpoint folder"
+            )
+        self._optimizer.load_state_dict(checkpoint.optimizer_state)
+        for key, buffer in self._buffers.items():
+            if key in checkpoint.buffers:
+                buffer.copy_(checkpoint.buffers[key])
+        for fragment in self._session.versions:
+            anchor, residual = checkpoint.anchors[fragment], checkpoint.residuals.get(fragment)
+            self._accounts[fragment] = Account.under(self._session.sync, anchor, residual)
+            self._flat.scatter(fragment, checkpoint.thetas[fragment])
+
+
+def _copied(tree: Any) -> Any:
+    """The same containers with copies of the tensors on the host."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True).contiguous()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copied(value) for value in tree)
+    return tree
