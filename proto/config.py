@@ -185,6 +185,8 @@ def allowed_values(model: type[BaseModel], name: str) -> str:
         return "a path"
     if kind == "string" and schema.get("pattern", "").startswith("^[a-z0-9]"):
         return "up to 64 lower-case letters, digits, dots, dashes and underscores, beginning and ending without a mark"
+    if kind == "string" and schema.get("pattern", "").startswith("^tcp://"):
+        return "tcp:// and a host, without a port"
     return "a text" if kind == "string" else "a value of its kind"
 
 
