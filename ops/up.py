@@ -124,7 +124,7 @@ def _commands(folder: RunFolder, config: Config, state: State) -> dict[str, tupl
     port = state.address.rpartition(":")[2].partition(",")[0]
     children: dict[str, tuple[Role, list[str]]] = {
         "broker": ("broker", command("broker", "broker", "--store", str(folder.store), "--port", port)),
-        "outer": ("outer", command("outer", "outer", "--broker", state.address)),
+        "outer": ("outer", command("outer", "outer", "--id", "outer", "--broker", state.address)),
     }
     if settings.has_evaluator:
         children["evaluator"] = ("evaluator", command("evaluate", "evaluator", "--broker", state.address))
