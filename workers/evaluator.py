@@ -17,16 +17,17 @@ import torch
 from torch import nn
 
 from isles.proto.agreement import RunRecord
+from isles.proto.client import Hinted
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.config import Config, RunSettings
-from isles.proto.connection import Connection
+from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import PayloadError, UnreachableError
 from isles.proto.ids import FragmentId, Version
 from isles.proto.logs import Logger
 from isles.proto.messages import AskHeads, AskStatus, Done, Heads, Leave, Report, ReportInfo, Status
 from isles.workers.device import choose_device
 from isles.workers.parameters import ASK_SECONDS, GlobalParameters, ParameterFetcher, ask
-from isles.workers.record import connect, make_task, statements, wait_for_welcome
+from isles.workers.record import connect, make_task, say_hello, statements
 from isles.workers.settings import EvaluatorSettings
 from isles.workers.task import Task
 
@@ -36,8 +37,8 @@ FIGURE: Final = "validation_loss"
 LOOK_SECONDS: Final = 1.0
 """Time between two looks at the heads: small against a cycle, and one short message."""
 
-RECORD_SECONDS: Final = 1.0
-"""Time between two questions whether some worker has started the run."""
+RECORD_SECONDS: Final = 5.0
+"""Time between two questions whether some worker has started the run, should the hint about it be lost."""
 
 LEAVE_SECONDS: Final = 2.0
 """Longest wait for the answer to LEAVE, on which nothing depends."""
@@ -274,16 +275,22 @@ def _await_record(connection: Connection, settings: EvaluatorSettings, should_st
     """The run record, waiting for the worker that starts the run. Raises UnreachableError after the timeout."""
     clock = SystemClock()
     deadline = clock.now() + settings.record_timeout_seconds
-    while True:
-        welcome = wait_for_welcome(
-            connection, settings.join_timeout_seconds, address=settings.broker, should_stop=should_stop
-        )
+    while clock.now() < deadline and not should_stop():
+        welcome = say_hello(connection, settings.join_timeout_seconds, address=settings.broker, should_stop=should_stop)
         if welcome.run_record is not None:
             return welcome.run_record
-        if clock.now() >= deadline or should_stop():
-            raise UnreachableError(
-                f"no worker has started a run at {settings.broker} within {settings.record_timeout_seconds:g} s: "
-                "start one, then the evaluator again"
-            )
-        connection.poll(RECORD_SECONDS)
-        connection.start()
+        _await_start(connection, clock, should_stop)
+    raise UnreachableError(
+        f"no worker has started a run at {settings.broker} within {settings.record_timeout_seconds:g} s: start one, "
+        "then the evaluator again"
+    )
+
+
+def _await_start(connection: Connection, clock: Clock, should_stop: Callable[[], bool]) -> None:
+    """Returns when some worker has started the run, or it is time to ask whether the hint about that was lost."""
+    until = clock.now() + RECORD_SECONDS
+    while (left := until - clock.now()) > 0 and not should_stop():
+        for news in connection.poll(left):
+            raise_if_refused(news)
+            if isinstance(news, Hinted) and news.hint.kind == "initialised":
+                return

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from isles.proto.agreement import RunRecord, Scalar
+from isles.proto.client import Welcomed
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config
-from isles.proto.connection import Connection
+from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import ConfigError, UnreachableError
 from isles.proto.messages import Hello, Role, Welcome
 from isles.proto.transport.address import Address
@@ -109,26 +110,27 @@ def read_run_record(
     """
     connection = connect(address, "operator", name, stated=stated)
     try:
-        return wait_for_welcome(connection, timeout_seconds, address=address, should_stop=should_stop).run_record
+        return say_hello(connection, timeout_seconds, address=address, should_stop=should_stop).run_record
     finally:
         connection.close()
 
 
-def wait_for_welcome(
+def say_hello(
     connection: Connection, timeout_seconds: float, *, address: str, should_stop: Callable[[], bool]
 ) -> Welcome:
-    """Waits until the broker has let us in, but not once a stop was requested. Raises as `Connection` does."""
+    """Waits until the broker has let us in, but not once a stop was requested.
+
+    Raises UnreachableError after the timeout or a request to stop, RefusedError or FencedError if it will not.
+    """
     clock = SystemClock()
     deadline = clock.now() + timeout_seconds
-    while True:
-        left = deadline - clock.now()
-        try:
-            return connection.wait_for_welcome(min(left, SLICE_SECONDS), address=address).welcome
-        except UnreachableError as error:
-            if left <= SLICE_SECONDS:
-                raise UnreachableError(
-                    f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do the "
-                    "three ports reach it from this machine?"
-                ) from error
-            if should_stop():
-                raise
+    connection.start()
+    while (left := deadline - clock.now()) > 0 and not should_stop():
+        for news in connection.poll(min(left, SLICE_SECONDS)):
+            raise_if_refused(news)
+            if isinstance(news, Welcomed):
+                return news.welcome
+    raise UnreachableError(
+        f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do the three ports "
+        "reach it from this machine?"
+    )
