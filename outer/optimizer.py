@@ -77,8 +77,8 @@ def make_version(state: FragmentState, deltas: Iterable[Vector], recipe: Recipe,
 
 
 def recompute(
-    state_payloads: Mapping[str, bytes],
-    payloads: Iterable[bytes],
+    state_payloads: Mapping[str, bytes | bytearray],
+    payloads: Iterable[bytes | bytearray],
     recipe: Recipe,
     sync: SyncSettings,
     *,

@@ -121,6 +121,11 @@ class Rounds:
         if self.state is not State.STANDBY:
             self.state = State.IDLE
 
+    @property
+    def is_standing_by(self) -> bool:
+        """Whether the fragment is somebody else's."""
+        return self.state is State.STANDBY
+
     # ------------------------------------------------------------------------------------------------------- the events
 
     def handle(self, event: Event, now: float) -> list[Instruction]:

@@ -1,0 +1,325 @@
+"""The outer process: one thread with the connection, one that computes, and a desk for every fragment.
+
+Nothing is kept here that is not in the store, so this process may end at any moment and another one go on. While a
+merge is computed the first thread renews the leases and answers hints.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from isles.outer import orders
+from isles.outer.settings import OuterSettings
+from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed
+from isles.proto.clock import Clock, SystemClock
+from isles.proto.connection import Connection, News, raise_if_refused
+from isles.proto.errors import RefusedError, UnreachableError
+from isles.proto.ids import NAME_LENGTH_MAX, is_name
+from isles.proto.logs import Logger
+from isles.proto.manifest import Manifest
+from isles.proto.messages import BlobRef, Error, Hello, Lease, Leased, Leave, Message, Welcome
+
+if TYPE_CHECKING:
+    from isles.outer.desk import Desk
+    from isles.proto.agreement import RunRecord
+
+_Result = TypeVar("_Result")
+Payload = bytes | bytearray
+
+TOKEN_BYTES: Final = 16
+"""Of an incarnation and of a commit id: two never meet."""
+
+POLL_SECONDS: Final = 0.25
+"""Longest wait before a request to stop is heard."""
+
+FETCHES_MAX: Final = 16
+"""Blobs that are fetched at the same time; well below what a broker permits one client."""
+
+LEASE_SHARE: Final = 1 / 3
+"""A lease is renewed after this share of it, so that one lost message does not end it."""
+
+LEAVE_SECONDS: Final = 2.0
+"""How long to wait for the answer to LEAVE; without it the leases run out by themselves."""
+
+
+class Outer:
+    """One outer; `run` is its whole life."""
+
+    def __init__(
+        self, settings: OuterSettings, connection: Connection, logger: Logger, clock: Clock | None = None
+    ) -> None:
+        """Starts nothing. The connection stays its maker's to close."""
+        self._settings = settings
+        self._connection = connection
+        self._logger = logger
+        self._clock = clock or SystemClock()
+        self._record: RunRecord | None = None
+        self._desks: list[Desk] = []
+        self._asked: dict[int, tuple[Message, Callable[[Message], None]]] = {}
+        self._fetching: dict[str, list[Callable[[Payload | None, str], None]]] = {}
+        self._fetch_queue: deque[tuple[BlobRef, int]] = deque()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outer-worker")
+        self._results: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
+        self._started_at = 0.0
+        self._hello_at = 0.0
+        self._lease_at = 0.0
+        self._lease_seconds = 0.0
+        self._is_lost = False
+        self._joined = ("", "")
+        """The run and the broker's incarnation that were logged last."""
+        self._is_standing_by = False
+        self._is_stopping = False
+
+    # --------------------------------------------------------------------------------------------------- the whole life
+
+    def run(self, should_stop: threading.Event) -> None:
+        """Merges until told to stop, then finishes what is under way and frees its leases.
+
+        Raises UnreachableError if no broker answers at the beginning, RefusedError or FencedError if it refuses this
+        process, or if the run cannot be merged.
+        """
+        self._started_at = self._clock.now()
+        self._say_hello()
+        try:
+            while not should_stop.is_set():
+                self.turn()
+            self._finish()
+        finally:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def turn(self) -> None:
+        """One turn: waits for news at most until something is due, takes it, does what is due."""
+        for news in self._connection.poll(self._wait_seconds()):
+            self._take(news)
+        while not self._results.empty():
+            future, then = self._results.get()
+            then(future.result())
+        for desk in self._desks:
+            desk.tick()
+        self._keep_leases()
+        self._watch_broker()
+
+    def _finish(self) -> None:
+        self._is_stopping = True
+        deadline = self._clock.now() + self._settings.stop_seconds
+        while self._let_go() and self._clock.now() < deadline:
+            self.turn()
+        if not self._connection.client.session:
+            return
+        is_done: list[Message] = []
+        self.ask(Leave(), is_done.append)
+        deadline = self._clock.now() + LEAVE_SECONDS
+        while not is_done and self._clock.now() < deadline:
+            for news in self._connection.poll(POLL_SECONDS):
+                self._take(news)
+
+    def _let_go(self) -> bool:
+        """Gives up every fragment that is not being merged; whether one still is."""
+        for desk in self._desks:
+            if not desk.is_busy:
+                desk.handle(orders.LeaseLost())
+        return any(desk.is_busy for desk in self._desks)
+
+    def _wait_seconds(self) -> float:
+        now = self._clock.now()
+        moments = [now + POLL_SECONDS, *(desk.timer_at for desk in self._desks if desk.timer_at is not None)]
+        if self._desks and not self._connection.client.is_asking(Lease):
+            moments.append(self._lease_at)
+        return max(0.0, min(moments) - now) if self._results.empty() else 0.0
+
+    # ------------------------------------------------------------------------------------------------------------- news
+
+    def _take(self, news: News) -> None:
+        raise_if_refused(news)
+        match news:
+            case Welcomed():
+                self._take_welcome(news.welcome)
+            case Answered():
+                _, then = self._asked.pop(id(news.ask))
+                then(news.reply)
+            case Fetched():
+                self._end_fetch(news.blob, news.data, "")
+            case FetchFailed():
+                self._end_fetch(news.blob, None, news.text)
+            case Hinted():
+                self._take_hint(news)
+
+    def _take_hint(self, news: Hinted) -> None:
+        hint = news.hint
+        if hint.kind == "initialised" and not self._desks:
+            self._say_hello()
+        if hint.kind in ("contribution", "version", "settled") and hint.fragment < len(self._desks):
+            self._desks[hint.fragment].handle(orders.Hinted())
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        record = welcome.run_record
+        self._say_joined(record.run if record is not None else "", welcome.broker_incarnation)
+        self._lease_seconds = welcome.limits.outer_lease_seconds
+        if record is None:
+            return
+        if self._record is None:
+            self._open_desks(record)
+        elif record != self._record:
+            raise RefusedError(
+                f"the broker at {self._settings.broker} now serves another run ({record.run}) than the one this outer "
+                f"merged ({self._record.run}): start it again if that is meant"
+            )
+        self._lease_at = self._clock.now()
+        for desk in self._desks:
+            desk.handle(orders.Rejoined())
+
+    def _open_desks(self, record: RunRecord) -> None:
+        from isles.outer.desk import Desk  # loads numpy, which nobody needs before there is a run
+
+        manifest = Manifest.from_text(record.manifest)
+        if manifest.digest != record.manifest_digest or len(manifest.fragments) != record.sync.num_fragments:
+            raise RefusedError(
+                "the run's record contradicts its own manifest: the store was not written by this system"
+            )
+        self._record = record
+        self._desks = [
+            Desk(fragment, record.sync, manifest, self, self._logger, list_seconds=self._settings.list_seconds)
+            for fragment in range(len(manifest.fragments))
+        ]
+
+    def _say_hello(self) -> None:
+        self._hello_at = self._clock.now()
+        self._connection.start()
+
+    def _watch_broker(self) -> None:
+        client, now, settings = self._connection.client, self._clock.now(), self._settings
+        if client.heard_at is None:
+            if now - self._started_at > settings.join_timeout_seconds:
+                raise UnreachableError(
+                    f"no broker answered at {settings.broker} within {settings.join_timeout_seconds:g} s: is it running "
+                    "there, and do the three ports reach it from this machine?"
+                )
+            return
+        silent = now - client.heard_at
+        if silent > settings.lost_seconds and not self._is_lost:
+            self._is_lost = True
+            self._logger.warning("broker.lost", address=settings.broker, silent_seconds=round(silent, 1))
+        elif self._is_lost and silent <= settings.lost_seconds:
+            self._say_joined(*self._joined)
+        if not self._desks and client.session and now - self._hello_at >= settings.record_seconds:
+            self._say_hello()
+
+    def _say_joined(self, run: str, broker_incarnation: str) -> None:
+        if self._is_lost or self._joined != (run, broker_incarnation):
+            self._is_lost, self._joined = False, (run, broker_incarnation)
+            self._logger.info("broker.joined", address=self._settings.broker, run=run or "not started yet")
+
+    # ----------------------------------------------------------------------------------------------------------- leases
+
+    def _keep_leases(self) -> None:
+        if not self._desks or self._clock.now() < self._lease_at or self._connection.client.is_asking(Lease):
+            return
+        self._lease_at = self._clock.now() + LEASE_SHARE * self._lease_seconds
+        self.ask(Lease(fragments=tuple(range(len(self._desks)))), self._take_lease)
+
+    def _take_lease(self, reply: Message) -> None:
+        if not isinstance(reply, Leased):
+            text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
+            self._logger.warning("message.refused", code="bad-message", text=text, ask="lease")
+            return
+        self._lease_seconds = reply.lease_seconds
+        lost, won = [], []
+        for fragment, desk in enumerate(self._desks):
+            epoch = reply.epochs.get(fragment)
+            if epoch is None:
+                lost.append(fragment)
+                desk.handle(orders.LeaseLost())
+            elif not self._is_stopping or desk.is_busy:
+                won += [fragment] if desk.rounds.is_standing_by else []
+                desk.handle(orders.LeaseGranted(epoch))
+        if won:
+            epoch = max(reply.epochs[fragment] for fragment in won)
+            self._logger.info("outer.leased", outer=self._connection.client.hello.id, fragments=won, epoch=epoch)
+        if lost and not self._is_standing_by:
+            self._logger.info("outer.standing_by", fragments=lost)
+        self._is_standing_by = bool(lost)
+
+    # ------------------------------------------------------------------------------------------ what the desks are lent
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        return self._clock.now()
+
+    def draw_token(self) -> str:
+        """A random name that nobody else draws."""
+        return secrets.token_hex(TOKEN_BYTES)
+
+    def ask(self, message: Message, then: Callable[[Message], None], payload: bytes | None = None) -> None:
+        """Asks the broker until answered, then calls `then` with the reply."""
+        self._asked[id(message)] = (message, then)  # the message is kept, so that its id stays its own
+        self._connection.ask(message, payload)
+
+    def fetch(self, blob: BlobRef, then: Callable[[Payload | None, str], None], *, bytes_max: int) -> None:
+        """Brings a blob of at most `bytes_max` bytes, then calls `then` with it, or with None and the reason."""
+        waiting = self._fetching.setdefault(blob.digest, [])
+        waiting.append(then)
+        if len(waiting) == 1:
+            self._fetch_queue.append((blob, bytes_max))
+            self._start_fetches()
+
+    def work(self, job: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        """Does a long job on the worker thread, then calls `then` with its result on this one."""
+        future = self._worker.submit(job)
+        future.add_done_callback(lambda done: self._return(done, then))
+
+    def _return(self, done: Future[Any], then: Callable[[Any], None]) -> None:
+        if not done.cancelled():
+            self._results.put((done, then))
+            self._connection.wake()
+
+    def _start_fetches(self) -> None:
+        num_active = len(self._fetching) - len(self._fetch_queue)
+        while self._fetch_queue and num_active < FETCHES_MAX:
+            blob, bytes_max = self._fetch_queue.popleft()
+            num_active += 1
+            self._connection.fetch(blob, bytes_max=bytes_max)
+
+    def _end_fetch(self, blob: BlobRef, payload: Payload | None, text: str) -> None:
+        waiting = self._fetching.pop(blob.digest, [])
+        self._start_fetches()
+        for then in waiting:
+            then(payload, text)
+
+
+def serve(settings: OuterSettings, *, logger: Logger, should_stop: threading.Event) -> int:
+    """Runs an outer until `should_stop`; the exit code.
+
+    Raises UnreachableError if no broker answers at the beginning, RefusedError or FencedError if it refuses this one.
+    """
+    from isles.proto.transport.address import Address
+    from isles.proto.transport.zmq_transport import ZmqClient
+
+    transport = ZmqClient(Address.parse(settings.broker))
+    try:
+        connection = Connection(make_hello(settings), transport, SystemClock())
+        Outer(settings, connection, logger).run(should_stop)
+    finally:
+        transport.close()
+    return 0
+
+
+def make_hello(settings: OuterSettings) -> Hello:
+    """Who this outer is; without a name in the settings, a new one that tells the machine."""
+    incarnation = secrets.token_hex(TOKEN_BYTES)
+    name = settings.id or default_name(socket.gethostname(), incarnation)
+    return Hello(role="outer", id=name, incarnation=incarnation, region=settings.region, run=settings.run)
+
+
+def default_name(host: str, incarnation: str) -> str:
+    """`outer-HOST-abcd`, whatever marks the host's name has."""
+    ending = incarnation[:4]
+    short = host.split(".")[0].lower()[: NAME_LENGTH_MAX - len("outer--") - len(ending)]
+    name = f"outer-{short}-{ending}"
+    return name if is_name(name) else f"outer-{ending}"

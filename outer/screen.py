@@ -1,0 +1,83 @@
+"""What a contribution must pass before it may be merged. A reason names learner, fragment and, if one is to blame,
+tensor: it is what the learner and the log are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from isles.proto.agreement import SyncSettings
+from isles.proto.codec import decode, inspect
+from isles.proto.errors import PayloadError
+from isles.proto.manifest import TensorSlice
+from isles.proto.messages import Contribution
+
+Vector = npt.NDArray[np.float32]
+
+NOT_FINITE: Final = "not finite"
+"""In a reason these words say that NaN or infinity was found: the learner's optimizer is then suspect, too."""
+
+REASON_CHARACTERS_MAX: Final = 2000
+"""As long as a text of the wire may be."""
+
+
+def screen_books(
+    contribution: Contribution, *, head_version: int, slices: Sequence[TensorSlice], sync: SyncSettings
+) -> str:
+    """Why a contribution cannot be merged by what is said of it, before its payload is fetched; "" if it may."""
+    faults = _book_faults(contribution, head_version, slices, sync)
+    return _reason(contribution, faults[0]) if faults else ""
+
+
+def screen_payload(
+    contribution: Contribution, payload: bytes | bytearray, *, slices: Sequence[TensorSlice], sync: SyncSettings
+) -> str:
+    """Why a payload cannot be merged, after decoding all of it; "" if it can.
+
+    `slices` are those of its fragment: they say how many values there are, and where each tensor lies.
+    """
+    num_values = slices[-1].stop
+    try:
+        codec = inspect(payload).codec
+        if codec != sync.codec_up:
+            return _reason(contribution, f"its payload is in codec {codec}, the run's is {sync.codec_up}")
+        vector = decode(payload, num_values=num_values, allow_nonfinite=True)
+    except PayloadError as error:
+        return _reason(contribution, str(error))
+    tensor = _first_not_finite(vector, slices)
+    return _reason(contribution, f"tensor {tensor} is {NOT_FINITE}") if tensor else ""
+
+
+def _book_faults(
+    contribution: Contribution, head_version: int, slices: Sequence[TensorSlice], sync: SyncSettings
+) -> list[str]:
+    faults = []
+    if contribution.base_version > head_version:
+        faults.append(f"its base version {contribution.base_version} is newer than the head {head_version}")
+    if contribution.codec != sync.codec_up:
+        faults.append(f"it is in codec {contribution.codec}, the run's is {sync.codec_up}")
+    if len(contribution.norms) != len(slices):
+        faults.append(f"it carries {len(contribution.norms)} norms, the fragment has {len(slices)} tensors")
+    faults += [
+        f"the norm of tensor {part.name} is {NOT_FINITE}"
+        for part, norm in zip(slices, contribution.norms, strict=False)
+        if not math.isfinite(norm)
+    ]
+    return faults
+
+
+def _first_not_finite(vector: Vector, slices: Sequence[TensorSlice]) -> str:
+    """The name of the first tensor with NaN or infinity; "" if all values are finite."""
+    for part in slices:
+        if not np.isfinite(vector[part.start : part.stop]).all():
+            return part.name
+    return ""
+
+
+def _reason(contribution: Contribution, fault: str) -> str:
+    return f"learner {contribution.id.learner}, fragment {contribution.id.fragment}: {fault}"[:REASON_CHARACTERS_MAX]
