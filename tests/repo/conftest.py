@@ -14,7 +14,7 @@ PACKAGES = ("brokers", "ops", "outer", "proto", "workers")
 PYTHON_FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
 TEXT_SUFFIXES = {".cfg", ".ini", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_NAMES = {"Dockerfile", "Makefile", "run", ".dockerignore", ".gitignore"}
-PRIVATE_FOLDERS = {"build", "dist", "runs", "wheels"}
+PRIVATE_FOLDERS = {"build", "checkpoints", "dist", "runs", "store", "wheels"}
 """Folders at the root that tools and runs write; hidden ones but `.ci` are left out as well."""
 
 
