@@ -36,6 +36,7 @@ class _Learner:
     step_seconds: float = 0.0
     measured_at: float | None = None
     measured_tokens: int = 0
+    is_draining: bool = False
     is_changed: bool = True
 
 
@@ -83,7 +84,7 @@ class Membership:
         """Takes a learner's counters, which only grow, and measures its rate on this broker's clock."""
         known = self._learners[learner]
         known.tokens, known.steps = max(known.tokens, message.tokens), max(known.steps, message.steps)
-        known.step_seconds = message.step_seconds
+        known.step_seconds, known.is_draining = message.step_seconds, message.is_draining
         if known.measured_at is None:
             known.measured_at, known.measured_tokens = now, known.tokens
             return
@@ -132,6 +133,7 @@ class Membership:
                 tokens_per_second=max(0.0, known.tokens_per_second),
                 step_seconds=known.step_seconds,
                 num_shards=num_shards.get(name, 0),
+                is_draining=known.is_draining,
             )
             for name, known in sorted(self._learners.items())
         )

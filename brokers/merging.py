@@ -48,7 +48,7 @@ def take_list(state: State, _: Session, arrival: MessageArrived, message: List) 
 def take_settle(state: State, session: Session, arrival: MessageArrived, message: Settle) -> list[Instruction]:
     """SETTLE: rejects what failed the screen, if the epoch is the newest."""
     epoch = state.leases.epoch(message.fragment)
-    if message.epoch != epoch:
+    if epoch == 0 or message.epoch != epoch:
         return _fence(session, arrival, message.fragment, epoch)
     rejected = retained.settle(state.index, message)
     hints = [state.hint("settled", fragment=message.fragment, learner=row.id.learner) for row in rejected]

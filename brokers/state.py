@@ -52,7 +52,7 @@ class State:
         settings, now = self.settings, self.now
         self.started_at = self.hinted_at = now
         self.sessions = Sessions(self.draw_token, settings.sessions_max)
-        self.uploads = Uploads(settings)
+        self.uploads = Uploads(settings, first_transfer=int(self.incarnation[:8], 16) << 20)
         self.downloads = Downloads(settings)
         with self.index.transaction():
             self.leases = Leases(self.index, lease_seconds=settings.outer_lease_seconds, now=now)

@@ -54,6 +54,8 @@ class Uploads:
     """All open uploads."""
 
     settings: RoutingSettings
+    first_transfer: int = 0
+    """Differs between two starts of a broker, so that a GRANT of the one before names no upload of this one."""
     disk_free_bytes: int = 2**53
     _open: dict[int, Upload] = field(default_factory=dict)
     _num_opened: int = 0
@@ -110,7 +112,8 @@ class Uploads:
     def open(self, session: Session, blob: BlobRef, contribution: Contribution | None, now: float) -> Upload:
         """Makes room for a blob that was not refused."""
         self._num_opened += 1
-        upload = Upload(self._num_opened, session.owner, session.token, session.incarnation, 0, blob, contribution, now)
+        transfer = self.first_transfer + self._num_opened
+        upload = Upload(transfer, session.owner, session.token, session.incarnation, 0, blob, contribution, now)
         self._open[upload.transfer] = upload
         return upload
 
