@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from isles.outer import orders
+from isles.outer.optimizer import Vector
 from isles.outer.orders import Plan
 from isles.outer.rounds import Rounds, State
 from isles.outer.screen import screen_books, screen_payload
-from isles.outer.workshop import STATE_CODEC, Failure, Payload, Product, Vector, produce, state_blobs
+from isles.outer.workshop import STATE_CODEC, Failure, Payload, Product, produce, state_blobs
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
@@ -263,8 +264,8 @@ class Desk:
             return
         if isinstance(reply, Error) and reply.code == "too-large":
             raise RefusedError(
-                f"the broker does not take the new version of fragment {self._fragment}: {reply.text}; raise that limit "
-                "there, or split the model into more fragments"
+                f"the broker does not take the new version of fragment {self._fragment}: {reply.text}; raise that "
+                "limit there, or split the model into more fragments"
             )
         if not isinstance(reply, Stored):
             text = reply.text if isinstance(reply, Error) else type(reply).__name__

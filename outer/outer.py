@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from isles.outer import orders
@@ -53,9 +53,14 @@ class Outer:
     """One outer; `run` is its whole life."""
 
     def __init__(
-        self, settings: OuterSettings, connection: Connection, logger: Logger, clock: Clock | None = None
+        self,
+        settings: OuterSettings,
+        connection: Connection,
+        logger: Logger,
+        clock: Clock | None = None,
+        worker: Executor | None = None,
     ) -> None:
-        """Starts nothing. The connection stays its maker's to close."""
+        """Starts nothing. The connection stays its maker's to close. Without `worker` one thread is made."""
         self._settings = settings
         self._connection = connection
         self._logger = logger
@@ -65,7 +70,7 @@ class Outer:
         self._asked: dict[int, tuple[Message, Callable[[Message], None]]] = {}
         self._fetching: dict[str, list[Callable[[Payload | None, str], None]]] = {}
         self._fetch_queue: deque[tuple[BlobRef, int]] = deque()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outer-worker")
+        self._worker = worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="outer-worker")
         self._results: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._started_at = 0.0
         self._hello_at = 0.0
@@ -85,8 +90,7 @@ class Outer:
         Raises UnreachableError if no broker answers at the beginning, RefusedError or FencedError if it refuses this
         process, or if the run cannot be merged.
         """
-        self._started_at = self._clock.now()
-        self._say_hello()
+        self.start()
         try:
             while not should_stop.is_set():
                 self.turn()
@@ -94,9 +98,14 @@ class Outer:
         finally:
             self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def turn(self) -> None:
-        """One turn: waits for news at most until something is due, takes it, does what is due."""
-        for news in self._connection.poll(self._wait_seconds()):
+    def start(self) -> None:
+        """Knocks at the broker's door; `run` does it by itself."""
+        self._started_at = self._clock.now()
+        self._say_hello()
+
+    def turn(self, timeout_seconds: float = POLL_SECONDS) -> None:
+        """One turn: waits for news, not longer than until something is due, takes it, and does what is due."""
+        for news in self._connection.poll(self._wait_seconds(timeout_seconds)):
             self._take(news)
         while not self._results.empty():
             future, then = self._results.get()
@@ -127,9 +136,9 @@ class Outer:
                 desk.handle(orders.LeaseLost())
         return any(desk.is_busy for desk in self._desks)
 
-    def _wait_seconds(self) -> float:
+    def _wait_seconds(self, longest: float) -> float:
         now = self._clock.now()
-        moments = [now + POLL_SECONDS, *(desk.timer_at for desk in self._desks if desk.timer_at is not None)]
+        moments = [now + longest, *(desk.timer_at for desk in self._desks if desk.timer_at is not None)]
         if self._desks and not self._connection.client.is_asking(Lease):
             moments.append(self._lease_at)
         return max(0.0, min(moments) - now) if self._results.empty() else 0.0
@@ -198,8 +207,8 @@ class Outer:
         if client.heard_at is None:
             if now - self._started_at > settings.join_timeout_seconds:
                 raise UnreachableError(
-                    f"no broker answered at {settings.broker} within {settings.join_timeout_seconds:g} s: is it running "
-                    "there, and do the three ports reach it from this machine?"
+                    f"no broker answered at {settings.broker} within {settings.join_timeout_seconds:g} s: is it "
+                    "running there, and do the three ports reach it from this machine?"
                 )
             return
         silent = now - client.heard_at
@@ -318,8 +327,8 @@ def make_hello(settings: OuterSettings) -> Hello:
 
 
 def default_name(host: str, incarnation: str) -> str:
-    """`outer-HOST-abcd`, whatever marks the host's name has."""
-    ending = incarnation[:4]
-    short = host.split(".")[0].lower()[: NAME_LENGTH_MAX - len("outer--") - len(ending)]
+    """`outer-HOST-abcdef`, whatever marks the host's name has."""
+    ending = incarnation[:6]
+    short = host.split(".", maxsplit=1)[0].lower()[: NAME_LENGTH_MAX - len("outer--") - len(ending)]
     name = f"outer-{short}-{ending}"
     return name if is_name(name) else f"outer-{ending}"

@@ -12,18 +12,29 @@ def live_learners(learners: Sequence[LearnerInfo]) -> frozenset[str]:
     return frozenset(info.learner for info in learners if info.is_live)
 
 
-def num_needed(quorum: int, num_live: int) -> int:
+def able_learners(learners: Sequence[LearnerInfo], contributors: Collection[str]) -> frozenset[str]:
+    """Live learners that have contributed or still may.
+
+    Two draining learners that each wait for the other's contribution would wait for ever, so one that has nothing left
+    does not raise the quorum.
+    """
+    return frozenset(
+        info.learner for info in learners if info.is_live and (not info.is_draining or info.learner in contributors)
+    )
+
+
+def num_needed(quorum: int, num_able: int) -> int:
     """K, but never more than could contribute, and at least one."""
-    return max(1, min(quorum, num_live))
+    return max(1, min(quorum, num_able))
 
 
-def has_quorum(contributors: Collection[str], live: frozenset[str], quorum: int) -> bool:
+def has_quorum(contributors: Collection[str], able: frozenset[str], quorum: int) -> bool:
     """Whether enough distinct learners have a mergeable row.
 
     A dead owner's row counts: it is durable, and its work is as good as anybody's. Without live learners any row is
     enough, or what the dead have left would wait for ever.
     """
-    return len(set(contributors)) >= num_needed(quorum, len(live))
+    return len(set(contributors)) >= num_needed(quorum, len(able))
 
 
 def has_everyone(contributors: Collection[str], live: frozenset[str]) -> bool:

@@ -42,7 +42,7 @@ from isles.outer.orders import (
     Settle,
     TimerFired,
 )
-from isles.outer.quorum import has_everyone, has_quorum, live_learners
+from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners
 from isles.proto.agreement import SyncSettings
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
@@ -250,7 +250,8 @@ class Rounds:
         live = live_learners(self._learners)
         if self.state is State.GRACE and not contributors:
             self.state = State.COLLECTING
-        if self.state is State.COLLECTING and has_quorum(contributors, live, self.sync.quorum):
+        able = able_learners(self._learners, contributors)
+        if self.state is State.COLLECTING and has_quorum(contributors, able, self.sync.quorum):
             self._start_grace(now)
         if self.state is not State.GRACE or now < self._not_before:
             return out

@@ -26,8 +26,8 @@ class OuterSettings(BaseModel):
     )
     id: Annotated[str, Field(max_length=NAME_LENGTH_MAX)] = Field(
         default="",
-        description="name of this outer; empty = the host's name with a random ending, so that two never meet. One that "
-        "has a name replaces an earlier one of the same name at once",
+        description="name of this outer; empty = the host's name with a random ending, so that two never meet. One "
+        "that has a name replaces an earlier one of the same name at once",
     )
     run: Annotated[str, Field(max_length=NAME_LENGTH_MAX)] = Field(
         default="", description="name of the run to merge; empty = whichever the broker serves"

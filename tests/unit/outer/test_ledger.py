@@ -1,0 +1,71 @@
+"""Recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from isles.outer.ledger import make_recipe, recipe_fault, settings_digest
+from isles.proto.agreement import SyncSettings
+from isles.proto.messages import Averages, Contribution, LearnerInfo, Recipe
+
+SYNC = SyncSettings()
+TIMES: dict[str, Any] = {"averages": Averages(step_seconds=0.1), "grace_seconds": 0.2, "waited_seconds": 0.3}
+
+
+@pytest.fixture
+def recipe(make_contribution: Callable[..., Contribution], make_learner: Callable[..., LearnerInfo]) -> Recipe:
+    merged = [make_contribution("b", 9), make_contribution("a", 10)]
+    return make_recipe(merged, [make_learner(name) for name in "abcd"], SYNC, **TIMES)
+
+
+def test_a_recipe_lists_its_ingredients_in_id_order(recipe: Recipe) -> None:
+    assert [ingredient.id.learner for ingredient in recipe.ingredients] == ["a", "b"]
+    assert [ingredient.weight for ingredient in recipe.ingredients] == [100_000.0, 100_000.0]
+    assert [ingredient.clip for ingredient in recipe.ingredients] == [1.0, 1.0]
+
+
+def test_a_recipe_carries_fraction_rule_settings_and_times(recipe: Recipe) -> None:
+    assert recipe.fraction == 0.5
+    assert recipe.merge_rule == "mean"
+    assert recipe.settings_digest == settings_digest(SYNC)
+    assert (recipe.averages, recipe.grace_seconds, recipe.waited_seconds) == (TIMES["averages"], 0.2, 0.3)
+
+
+def test_without_fractional_steps_every_round_takes_a_full_one(
+    make_contribution: Callable[..., Contribution], make_learner: Callable[..., LearnerInfo]
+) -> None:
+    sync = SyncSettings(has_fractional_steps=False)
+    recipe = make_recipe([make_contribution("a")], [make_learner("a"), make_learner("b")], sync, **TIMES)
+    assert recipe.fraction == 1.0
+
+
+def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
+    assert settings_digest(SYNC) == settings_digest(SyncSettings())
+    assert settings_digest(SYNC) != settings_digest(SyncSettings(outer_learning_rate=0.71))
+
+
+def test_a_recipe_of_this_run_has_no_fault(recipe: Recipe) -> None:
+    assert recipe_fault(recipe, SYNC) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"ingredients": ()}, "no ingredients"),
+        ({"merge_rule": "median"}, "median"),
+        ({"settings_digest": "0" * 64}, "other settings"),
+        ({"fraction": 0.0}, "no step"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_is_named(changes: dict[str, Any], word: str, recipe: Recipe) -> None:
+    fault = recipe_fault(recipe.model_copy(update=changes), SYNC)
+    assert fault is not None
+    assert word in fault
+
+
+def test_ingredients_out_of_order_are_a_fault(recipe: Recipe) -> None:
+    backwards = recipe.model_copy(update={"ingredients": recipe.ingredients[::-1]})
+    assert "order" in str(recipe_fault(backwards, SYNC))

@@ -1,0 +1,271 @@
+"""Merging and the outer step, against a reference in double precision and against torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isles.outer.ledger import settings_digest
+from isles.outer.merge import CHUNK_VALUES, WeightedMean, weighted_mean
+from isles.outer.optimizer import FragmentState, NewVersion, make_version, parameters_digest, recompute
+from isles.proto.agreement import SyncSettings
+from isles.proto.codec import decode, encode
+from isles.proto.errors import NonFiniteError, PayloadError, RangeError
+from isles.proto.ids import ContributionId
+from isles.proto.messages import Ingredient, Recipe
+
+Vector = npt.NDArray[np.float32]
+EXACT = SyncSettings(codec_up="fp32", codec_down="fp32", outer_learning_rate=0.7, outer_momentum=0.9)
+
+
+def recipe_of(weights: Sequence[float], fraction: float = 1.0, sync: SyncSettings = EXACT, clip: float = 1.0) -> Recipe:
+    ingredients = tuple(
+        Ingredient(
+            id=ContributionId(f"l{index:02}", 0, "ab" * 8, 1),
+            digest="0" * 64,
+            base_version=0,
+            tokens=1,
+            steps=1,
+            weight=weight,
+            clip=clip,
+        )
+        for index, weight in enumerate(weights)
+    )
+    return Recipe(ingredients=ingredients, fraction=fraction, merge_rule="mean", settings_digest=settings_digest(sync))
+
+
+def random_vector(seed: int, num_values: int = 1000, scale: float = 1.0) -> Vector:
+    return (np.random.default_rng(seed).standard_normal(num_values) * scale).astype(np.float32)
+
+
+def reference(state: FragmentState, deltas: list[Vector], recipe: Recipe, sync: SyncSettings) -> tuple[Any, Any]:
+    """The parameters plus remainder, and the momentum, in double precision and in the order of the formulas."""
+    wide = [delta.astype(np.float64) for delta in deltas]
+    weights = [ingredient.weight for ingredient in recipe.ingredients]
+    weights = weights if sum(weights) > 0 else [1.0] * len(weights)
+    f, mu, lr = recipe.fraction, sync.outer_momentum, sync.outer_learning_rate
+    merged = sum(w * i.clip * d for w, i, d in zip(weights, recipe.ingredients, wide, strict=True)) / sum(weights)
+    zeros = np.zeros(state.parameters.size)
+    old = zeros if state.momentum is None else state.momentum.astype(np.float64)
+    left = zeros if state.remainder is None else state.remainder.astype(np.float64)
+    momentum = mu**f * old + f * merged
+    step = lr * f * (merged + mu * momentum)
+    return state.parameters.astype(np.float64) + left - step, momentum
+
+
+def assert_like_reference(new: NewVersion, wanted: tuple[Any, Any], *, tolerance: float) -> None:
+    assert new.state.remainder is not None
+    assert new.state.momentum is not None
+    exact = new.state.parameters.astype(np.float64) + new.state.remainder.astype(np.float64)
+    np.testing.assert_allclose(exact, wanted[0], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(new.state.momentum, wanted[1], rtol=0, atol=tolerance)
+
+
+# --------------------------------------------------------------------------------------------------------------- merge
+
+
+def test_a_mean_covers_every_value_once_whatever_the_chunks() -> None:
+    for num_values in (1, CHUNK_VALUES - 1, CHUNK_VALUES, CHUNK_VALUES + 1, 2 * CHUNK_VALUES + 3):
+        ones = np.ones(num_values, np.float32)
+        assert (weighted_mean([ones, ones], recipe_of([3.0, 1.0]).ingredients, num_values) == 1.0).all()
+
+
+def test_one_delta_alone_is_its_own_mean_to_the_bit() -> None:
+    delta = random_vector(1)
+    assert (weighted_mean([delta], recipe_of([1234.5]).ingredients, delta.size) == delta).all()
+
+
+def test_deltas_that_weigh_nothing_are_merged_alike() -> None:
+    deltas = [np.full(3, 1.0, np.float32), np.full(3, 3.0, np.float32)]
+    assert weighted_mean(deltas, recipe_of([0.0, 0.0]).ingredients, 3).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_clip_factor_scales_its_delta() -> None:
+    delta = np.full(3, 4.0, np.float32)
+    assert weighted_mean([delta], recipe_of([1.0], clip=0.5).ingredients, 3).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_deltas_are_taken_one_at_a_time() -> None:
+    num_held = 0
+
+    def deltas() -> Any:
+        nonlocal num_held
+        for _ in range(5):
+            num_held += 1
+            yield np.ones(4, np.float32)
+
+    mean = WeightedMean(4)
+    for number, delta in enumerate(deltas(), 1):
+        mean.add(delta, 0.2)
+        assert num_held == number
+    np.testing.assert_allclose(mean.result(), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("delta", [np.ones(3, np.float32), np.ones(4, np.float64), np.ones((2, 2), np.float32)])
+def test_a_delta_of_another_form_is_refused(delta: Any) -> None:
+    with pytest.raises(ValueError, match="4 float32 values"):
+        WeightedMean(4).add(delta, 1.0)
+
+
+def test_deltas_and_ingredients_must_be_equally_many() -> None:
+    with pytest.raises(ValueError):
+        weighted_mean([np.ones(4, np.float32)], recipe_of([1.0, 1.0]).ingredients, 4)
+
+
+# ---------------------------------------------------------------------------------------------------------- outer step
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    weights=st.lists(st.floats(0, 1e12), min_size=1, max_size=5),
+    fraction=st.floats(0.01, 1.0),
+    momentum=st.sampled_from([0.0, 0.5, 0.9, 0.99]),
+)
+def test_a_version_is_what_the_reference_says(
+    seed: int, weights: list[float], fraction: float, momentum: float
+) -> None:
+    sync = EXACT.model_copy(update={"outer_momentum": momentum})
+    recipe = recipe_of(weights, fraction, sync)
+    deltas = [random_vector(seed + index, 50) for index in range(len(weights))]
+    state = FragmentState(
+        random_vector(seed + 10, 50), random_vector(seed + 11, 50), random_vector(seed + 12, 50, 1e-3)
+    )
+    new = make_version(state, deltas, recipe, sync)
+    wanted = reference(state, deltas, recipe, sync)
+    assert new.state.remainder is not None
+    exact = new.state.parameters.astype(np.float64) + new.state.remainder
+    np.testing.assert_allclose(exact, wanted[0], rtol=0, atol=1e-5)
+    if momentum:
+        np.testing.assert_allclose(new.state.momentum, wanted[1], rtol=0, atol=1e-5)
+    else:
+        assert new.state.momentum is None
+
+
+@pytest.mark.parametrize("codec_down", ["fp32", "bf16", "int8", "int4"])
+def test_what_the_update_leaves_out_stays_in_the_remainder(codec_down: str) -> None:
+    sync = EXACT.model_copy(update={"codec_down": codec_down})
+    state, wanted_state = FragmentState(random_vector(1)), FragmentState(random_vector(1))
+    for turn in range(5):
+        deltas = [random_vector(100 + turn, scale=1e-2), random_vector(200 + turn, scale=1e-2)]
+        recipe = recipe_of([1.0, 2.0], 0.5, sync)
+        wanted = reference(wanted_state, deltas, recipe, sync)
+        new = make_version(state, deltas, recipe, sync)
+        assert_like_reference(new, wanted, tolerance=1e-6)
+        state, wanted_state = new.state, FragmentState(wanted[0], wanted[1])
+
+
+def test_a_learner_that_adds_the_update_has_the_new_parameters_to_the_bit() -> None:
+    sync = EXACT.model_copy(update={"codec_down": "int4"})
+    state = FragmentState(random_vector(1))
+    new = make_version(state, [random_vector(2, scale=1e-2)], recipe_of([1.0], sync=sync), sync)
+    learners = state.parameters + decode(new.update, num_values=1000)
+    assert learners.tobytes() == new.state.parameters.tobytes()
+    assert new.parameters_sha256 == hashlib.sha256(learners.astype("<f4").tobytes()).hexdigest()
+
+
+def test_steps_too_small_for_the_parameters_precision_are_not_lost() -> None:
+    sync = EXACT.model_copy(update={"outer_learning_rate": 1.0, "outer_momentum": 0.0})
+    state = FragmentState(np.full(4, 1.0, np.float32))
+    delta = np.full(4, 1e-9, np.float32)
+    for _ in range(1000):
+        state = make_version(state, [delta], recipe_of([1.0], sync=sync), sync).state
+    assert state.remainder is not None
+    np.testing.assert_allclose(1.0 - state.parameters.astype(np.float64) - state.remainder, 1e-6, rtol=1e-3)
+
+
+def test_a_full_step_is_nesterovs_as_torch_takes_it() -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.from_numpy(random_vector(1)))
+    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    state = FragmentState(random_vector(1))
+    for turn in range(6):
+        delta = random_vector(50 + turn, scale=0.1)
+        parameter.grad = torch.from_numpy(delta)
+        optimizer.step()
+        state = make_version(state, [delta], recipe_of([1.0]), EXACT).state
+    np.testing.assert_allclose(state.parameters, parameter.detach().numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_round_of_all_and_rounds_of_one_move_the_model_alike() -> None:
+    delta = random_vector(3, scale=0.1)
+    whole = parts = FragmentState(random_vector(1))
+    for _ in range(20):
+        whole = make_version(whole, [delta], recipe_of([1.0]), EXACT).state
+        for _ in range(8):
+            parts = make_version(parts, [delta], recipe_of([1.0], 1 / 8), EXACT).state
+    moved_whole = np.linalg.norm(whole.parameters - random_vector(1))
+    moved_parts = np.linalg.norm(parts.parameters - random_vector(1))
+    assert 0.9 < moved_parts / moved_whole < 1.1
+
+
+# ------------------------------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_a_step_that_is_not_finite_makes_no_version(value: float) -> None:
+    state = FragmentState(np.zeros(4, np.float32), np.full(4, value, np.float32))
+    with pytest.raises(NonFiniteError, match="not finite"):
+        make_version(state, [np.full(4, value, np.float32)], recipe_of([1.0]), EXACT)
+
+
+def test_an_update_beyond_its_codec_makes_no_version() -> None:
+    sync = EXACT.model_copy(update={"codec_down": "int4", "outer_momentum": 0.0})
+    with pytest.raises(RangeError):
+        make_version(
+            FragmentState(np.zeros(4, np.float32)), [np.full(4, 3e38, np.float32)], recipe_of([1.0], sync=sync), sync
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ recompute
+
+
+@pytest.fixture
+def history() -> tuple[dict[str, bytes], list[bytes], Recipe, SyncSettings, NewVersion]:
+    """State and contributions as bytes of a store, and the version that an outer made of them."""
+    sync = SyncSettings(codec_up="int4", codec_down="int4")
+    state = FragmentState(random_vector(1), random_vector(2, scale=0.1), random_vector(3, scale=1e-3))
+    payloads = [encode("int4", random_vector(10 + index, scale=0.01)) for index in range(3)]
+    recipe = recipe_of([5.0, 7.0, 11.0], 0.6, sync)
+    made = make_version(state, [decode(payload, num_values=1000) for payload in payloads], recipe, sync)
+    assert state.momentum is not None
+    assert state.remainder is not None
+    stored = {
+        "parameters": encode("fp32", state.parameters),
+        "momentum": encode("fp32", state.momentum),
+        "remainder": encode("fp32", state.remainder),
+    }
+    return stored, payloads, recipe, sync, made
+
+
+def test_a_version_recomputes_to_the_bit(history: Any) -> None:
+    stored, payloads, recipe, sync, made = history
+    again = recompute(stored, payloads, recipe, sync, num_values=1000)
+    assert again.parameters_sha256 == made.parameters_sha256 == parameters_digest(made.state.parameters)
+    assert again.update == made.update
+    for name in ("parameters", "momentum", "remainder"):
+        assert getattr(again.state, name).tobytes() == getattr(made.state, name).tobytes()
+
+
+def test_another_order_of_contributions_is_another_version(history: Any) -> None:
+    stored, payloads, recipe, sync, made = history
+    again = recompute(stored, payloads[::-1], recipe, sync, num_values=1000)
+    assert again.parameters_sha256 != made.parameters_sha256
+
+
+def test_a_recipe_of_another_run_is_refused(history: Any) -> None:
+    stored, payloads, recipe, _, _ = history
+    with pytest.raises(PayloadError, match="other settings"):
+        recompute(stored, payloads, recipe, EXACT, num_values=1000)
+
+
+def test_a_version_without_its_predecessors_parameters_is_refused(history: Any) -> None:
+    _, payloads, recipe, sync, _ = history
+    with pytest.raises(PayloadError, match="missing"):
+        recompute({}, payloads, recipe, sync, num_values=1000)
