@@ -12,6 +12,8 @@ from isles.ops.watch import StatusWatch
 
 STATUS_SECONDS: Final = 20.0
 """For a status that is newer than the last figure; a broker that was just restarted answers within it."""
+HURRIED_SECONDS: Final = 3.0
+"""The same for a run that has failed: perhaps because of the broker."""
 EXPORT_SECONDS: Final = 300.0
 """For the export: 10 GB over loopback take under a minute."""
 EXPORTER: Final = "export"
@@ -21,7 +23,14 @@ class Conclusion:
     """Under way from its making until `poll` returns something. The export is a process of its own: it needs torch."""
 
     def __init__(
-        self, folder: RunFolder, watch: StatusWatch, address: str, environment: Mapping[str, str], now: float
+        self,
+        folder: RunFolder,
+        watch: StatusWatch,
+        address: str,
+        environment: Mapping[str, str],
+        now: float,
+        *,
+        is_hurried: bool,
     ) -> None:
         self._folder = folder
         self._watch = watch
@@ -29,7 +38,7 @@ class Conclusion:
         self._environment = environment
         self._began_at = now
         self._exporter: ChildProcess | None = None
-        self._deadline = now + STATUS_SECONDS
+        self._deadline = now + (HURRIED_SECONDS if is_hurried else STATUS_SECONDS)
 
     def poll(self, now: float) -> Concluded | None:
         """The outcome, when there is one."""

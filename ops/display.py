@@ -259,7 +259,7 @@ def _process_table(view: View, now: float) -> RenderableType:
         colour = REGION_COLOURS[order.index(region) % len(REGION_COLOURS)] if region in order else ""
         restarts = f"[yellow]{child.num_restarts}[/]" if child.num_restarts else "[dim]0[/]"
         table.add_row(
-            child.name, f"[{colour}]{region}[/]" if colour else region, child_state(child, learner, now),
+            child.name, f"[{colour}]{region}[/]" if colour else region, child_state(child, learner, now, view.unix),
             *_learner_cells(learner, view.unix), restarts,
         )  # fmt: skip
     return table
@@ -278,17 +278,19 @@ def _learner_cells(learner: LearnerInfo | None, unix: float) -> tuple[str, str, 
     )
 
 
-def child_state(child: Child, learner: LearnerInfo | None, now: float) -> str:
-    """What a process is doing, with colour marks."""
+def child_state(child: Child, learner: LearnerInfo | None, now: float, unix: float) -> str:
+    """What a process is doing, with colour marks; `now` and `unix` are the same moment on two clocks."""
     if child.restart_at is not None:
         return f"[red]starts again in {max(0.0, child.restart_at - now):.0f} s[/]"
     if not child.is_running:
         return "[dim]finished[/]" if child.last_code == 0 else "[dim]stopped[/]"
     if child.killed_at is not None:
         return "[yellow]draining[/]" if child.role == "worker" else "[yellow]stopping[/]"
-    if child.role == "worker":
-        return "[green]training[/]" if learner is not None and learner.is_live else "[yellow]joining[/]"
-    return "[green]running[/]"
+    if child.role != "worker":
+        return "[green]running[/]"
+    # A learner stays live for a while after its process died: what counts is whether this one has been heard.
+    is_heard = learner is not None and learner.is_live and learner.last_seen_unix >= unix - (now - child.started_at)
+    return "[green]training[/]" if is_heard else "[yellow]joining[/]"
 
 
 # ---------------------------------------------------------------------------------------------------------- the summary
@@ -297,24 +299,26 @@ HEADLINES: Final = {"finished": "Finished", "interrupted": "Interrupted", "faile
 STYLES: Final = {"finished": "bold green", "interrupted": "bold yellow", "failed": "bold red"}
 
 
-def render_summary(summary: Summary, reports: Sequence[ReportInfo]) -> RenderableType:
+def render_summary(summary: Summary) -> RenderableType:
     """What came of a run."""
     head = Text.assemble(
         (HEADLINES[summary.status], STYLES[summary.status]),
         f" after {seconds_text(summary.wall_seconds)}",
         f": {summary.text}." if summary.text else ".",
     )
-    return Group(Text(), head, Text(), _summary_grid(summary, reports), Text())
+    if not summary.num_parameters:
+        return Group(Text(), head, Text())
+    return Group(Text(), head, Text(), _summary_grid(summary), Text())
 
 
-def _summary_grid(summary: Summary, reports: Sequence[ReportInfo]) -> Table:
+def _summary_grid(summary: Summary) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
     if summary.val_loss_last is not None:
         first = "unknown" if summary.val_loss_first is None else f"{summary.val_loss_first:.3f}"
         loss = Text.assemble(f"{first} → ", (f"{summary.val_loss_last:.3f}", "bold"), " nats per byte  ")
-        loss.append(sparkline([report.value for report in losses(reports)], SPARK_WIDTH), style="cyan")
+        loss.append(sparkline([loss.value for loss in summary.losses], SPARK_WIDTH), style="cyan")
         grid.add_row("  validation loss", loss)
     share = summary.tokens_merged / summary.tokens_produced if summary.tokens_produced else 0.0
     grid.add_row(
@@ -323,14 +327,17 @@ def _summary_grid(summary: Summary, reports: Sequence[ReportInfo]) -> Table:
     )
     grid.add_row(
         "  rounds",
-        f"{summary.rounds_committed} committed with {summary.participation_mean:.1f} contributions each, "
+        f"{summary.rounds_committed} of {summary.participation_mean:.1f} contributions, "
         f"fraction {summary.fraction_mean:.2f}, staleness {summary.staleness_mean:.2f}",
     )
     fates = summary.contributions
     grid.add_row("  contributions", f"{fates.merged} merged, {fates.rejected} rejected, {fates.expired} expired")
     grid.add_row(
         "  wire",
-        f"{summary.bits_per_parameter_up:.2f} bits up and {summary.bits_per_parameter_down:.2f} down per parameter; "
+        f"{summary.bits_per_parameter_up:.2f} bits per parameter up, {summary.bits_per_parameter_down:.2f} down",
+    )
+    grid.add_row(
+        "  bytes",
         f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down",
     )
     grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {summary.num_fragments} fragments")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from isles.proto.messages import ReportInfo, Status
 
 LOSS_NAME: Final = "validation_loss"
-
-NotNegative = Annotated[float, Field(ge=0)]
+"""As the evaluator reports it."""
+LOSSES_MAX: Final = 200
+"""Points of the curve in a summary: more than a person looks at, and under 20 KB."""
 
 
 class Contributions(BaseModel):
@@ -22,6 +23,15 @@ class Contributions(BaseModel):
     merged: int = 0
     rejected: int = 0
     expired: int = 0
+
+
+class Loss(BaseModel):
+    """One point of the curve."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: float
+    value: float
 
 
 class Summary(BaseModel):
@@ -57,11 +67,24 @@ class Summary(BaseModel):
     num_fragments: int = 0
     num_learners: int = 0
     corpus_sha256: str = ""
+    losses: tuple[Loss, ...] = ()
+    """The validation losses in between, evenly chosen if there were more than 200."""
 
 
 def losses(reports: Iterable[ReportInfo]) -> list[ReportInfo]:
     """The validation losses in the order in which they were reported."""
     return sorted((report for report in reports if report.name == LOSS_NAME), key=lambda report: report.seq)
+
+
+_T = TypeVar("_T")
+
+
+def chosen_evenly(values: Sequence[_T], num_max: int) -> list[_T]:
+    """At most `num_max` of them, the first and the last included."""
+    if len(values) <= num_max:
+        return list(values)
+    step = (len(values) - 1) / max(1, num_max - 1)
+    return [values[round(n * step)] for n in range(num_max)]
 
 
 def first_loss(reports: Iterable[ReportInfo]) -> float | None:
@@ -112,6 +135,8 @@ def summarise(
         "corpus_sha256": corpus_sha256,
     }
     reports = list(reports)
+    curve = [Loss(tokens=report.tokens, value=report.value) for report in losses(reports)]
+    own["losses"] = tuple(chosen_evenly(curve, LOSSES_MAX))
     if status is None:
         return Summary(**own, val_loss_first=first_loss(reports), val_loss_last=last_loss(reports))
     totals = status.totals

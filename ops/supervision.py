@@ -308,8 +308,10 @@ class Supervision:
 
     def _take_conclusion(self, concluded: Concluded) -> None:
         if self._stages and self._stages[0] == "conclude":
-            if concluded.fault and self.status != "failed":
+            if concluded.fault and self.status == "finished":
                 self.status, self.text = "failed", concluded.fault
+            elif concluded.fault and self.status == "interrupted":
+                self.text = f"{self.text}; {concluded.fault}"
             self._next_stage()
 
     def _next_stage(self) -> None:

@@ -161,9 +161,13 @@ class Supervisor:
                     self._logger.warning("child.killed", child=child)
                     self._running[child].kill()
                 case Conclude():
-                    address = self._state.address
                     self._conclusion = Conclusion(
-                        self._folder, self._watch, address, self._environment, self._clock.now()
+                        self._folder,
+                        self._watch,
+                        self._state.address,
+                        self._environment,
+                        self._clock.now(),
+                        is_hurried=self._supervision.status == "failed",
                     )
                 case End():
                     self._end = instruction

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.extension import check_extension, extend_store
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.run_folder import RunFolder, State, choose_address, write_whole
 from isles.ops.settings import LogSettings, UpSettings, section_models
+from isles.proto.agreement import Budget
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import ConfigError, UsageError
 
@@ -32,6 +33,8 @@ second Ctrl-C stops at once. The same run folder given again resumes the run.
 """
 AGREED_SECTIONS: Final = ("run", "sync", "task")
 """What a run's record holds: it is settled when the run begins."""
+BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
+"""The exception: a run may become longer."""
 WORKER_KEY: Final = re.compile(r"^worker\.(?P<worker>[a-z0-9][a-z0-9._-]*)\.(?P<name>[a-z_-]+)=(?P<value>.*)$")
 
 
@@ -60,8 +63,8 @@ def _up(*, stated: Sequence[Stated], config_file: Path | None, assignments: Sequ
         config = _merge(folder, asked)
         single = _single_workers(config, {**state.worker_settings, **_read_single(assignments)})
         summary = folder.read_summary()
-        if summary is not None and summary.get("status") == "finished":
-            return _show_finished(folder, summary, is_json=is_json)
+        if summary is not None and summary.get("status") == "finished" and not _is_longer(folder, config):
+            return _show_finished(folder, summary, _budget(config), is_json=is_json)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
         return _run(folder, state, config, is_json=is_json)
 
@@ -77,7 +80,7 @@ def _merge(folder: RunFolder, asked: Config) -> Config:
     kept = resolve(models, file=folder.config)
     for key, one in asked.stated.items():
         section, _, name = key.partition(".")
-        if section not in AGREED_SECTIONS:
+        if section not in AGREED_SECTIONS or key in BUDGET_KEYS:
             continue
         old = kept.sections[section].model_dump(mode="json").get(name)
         new = asked.sections[section].model_dump(mode="json").get(name)
@@ -86,7 +89,19 @@ def _merge(folder: RunFolder, asked: Config) -> Config:
                 f"{one.source}: {key} is {old!r} in the run of {folder.path} and cannot become {new!r} there: leave it "
                 "out to resume that run, or start another one with another --run-dir"
             )
+    if BUDGET_KEYS & asked.stated.keys():
+        check_extension(_budget(kept), _budget(asked), folder.path)
     return resolve(models, earlier=kept.stated.values(), flags=asked.stated.values())
+
+
+def _is_longer(folder: RunFolder, config: Config) -> bool:
+    """Whether the budget was raised since the run finished."""
+    kept = resolve(section_models(has_own_task=True), known=["run"], file=folder.config)
+    return _budget(config) != _budget(kept)
+
+
+def _budget(config: Config) -> Budget:
+    return config.section("run", RunSettings).budget
 
 
 def _task_of(folder: RunFolder) -> str:
@@ -157,7 +172,9 @@ def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> i
     settings, clock = config.section("up", UpSettings), SystemClock()
     state.address = str(choose_address(state.address))
     folder.write_state(state)
+    extend_store(folder.store, _budget(config))
     write_whole(folder.config, config.to_toml())
+    folder.summary.unlink(missing_ok=True)
     children = _commands(folder, config, state)
     supervision = Supervision.of(
         [(name, role) for name, (role, _) in children.items()],
@@ -169,7 +186,7 @@ def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> i
     console = Console()
     view = View(
         run_dir=folder.path,
-        budget=config.section("run", RunSettings).budget,
+        budget=_budget(config),
         children=supervision.children,
         regions=settings.worker_ids,
         started_at=clock.now(),
@@ -195,7 +212,7 @@ def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> i
     write_whole(folder.summary, summary.model_dump_json(indent=2) + "\n")
     logger.info("run.finished", status=summary.status, summary=summary.model_dump(mode="json"))
     folder.tidy()
-    _print_summary(console, folder, summary, view.reports, is_json=is_json)
+    _print_summary(console, folder, summary, _budget(config), is_json=is_json)
     if end.status == "failed":
         raise RunFailedError(summary.text)
     return end.exit_code
@@ -233,41 +250,36 @@ def _summarise(folder: RunFolder, state: State, end: End, view: Any, *, culprit:
 # --------------------------------------------------------------------------------------------------------- what it says
 
 
-def _print_summary(console: Console, folder: RunFolder, summary: Summary, reports: Any, *, is_json: bool) -> None:
+def _print_summary(console: Console, folder: RunFolder, summary: Summary, budget: Budget, *, is_json: bool) -> None:
     if is_json:
         click.echo(summary.model_dump_json(indent=2))
         return
     from isles.ops.display import render_summary
 
-    console.print(render_summary(summary, reports))
-    for what, command in _next_steps(folder, summary.status):
+    console.print(render_summary(summary))
+    for what, command in _next_steps(folder, summary.status, budget):
         console.print(f"  [dim]{what:16}[/] {command}", soft_wrap=True, highlight=False)
 
 
-def _next_steps(folder: RunFolder, status: str) -> list[tuple[str, str]]:
-    if status == "finished":
-        return [
-            ("parameters", str(folder.model)),
-            ("try them", f'isles sample --run-dir {folder.path} --prompt "def "'),
-            ("another run", f"isles up --run-dir {folder.path}-2 --tokens 4000000"),
-        ]
-    return [("go on", f"isles up --run-dir {folder.path}"), ("logs", str(folder.logs))]
+def _next_steps(folder: RunFolder, status: str, budget: Budget) -> list[tuple[str, str]]:
+    if status != "finished":
+        return [("go on", f"isles up --run-dir {folder.path}"), ("logs", str(folder.logs))]
+    longer = f"--tokens {2 * budget.tokens}" if budget.tokens else f"--rounds {2 * (budget.rounds or 1)}"
+    return [
+        ("parameters", str(folder.model)),
+        ("try them", f'isles sample --run-dir {folder.path} --prompt "def "'),
+        ("train longer", f"isles up --run-dir {folder.path} {longer}"),
+        ("start over", f"isles up --run-dir {folder.path}-2, or delete {folder.path} first"),
+    ]
 
 
-def _show_finished(folder: RunFolder, found: dict[str, Any], *, is_json: bool) -> int:
+def _show_finished(folder: RunFolder, found: dict[str, Any], budget: Budget, *, is_json: bool) -> int:
     from rich.console import Console
 
     from isles.ops.summary import Summary
 
     if is_json:
         click.echo(json.dumps(found, indent=2))
-        return 0
-    console = Console()
-    _print_summary(console, folder, Summary.model_validate(found), (), is_json=False)
-    console.print(
-        f"\nThe run in {folder.path} is finished, and its budget is part of it. A longer or another run starts in a "
-        f"folder of its own (`--run-dir`, with `--tokens` or `--rounds`); delete {folder.path} to start this one over.",
-        soft_wrap=sys.stdout.isatty() is False,
-        highlight=False,
-    )
+    else:
+        _print_summary(Console(), folder, Summary.model_validate(found), budget, is_json=False)
     return 0

@@ -51,7 +51,10 @@ def seconds_text(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A line of bars, the lowest value lowest; of many values, `width` evenly chosen ones that include the last."""
+    """A line of at most `width` bars, the lowest value lowest; heights go with the square root above the lowest.
+
+    So the end of a falling curve, which is flat against its beginning, still shows its slope.
+    """
     if not values or width < 1:
         return ""
     if len(values) > width:
@@ -60,4 +63,4 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(values), max(values)
     if high <= low:
         return BARS[0] * len(values)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
+    return "".join(BARS[round(((value - low) / (high - low)) ** 0.5 * (len(BARS) - 1))] for value in values)
