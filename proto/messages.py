@@ -186,6 +186,8 @@ class LearnerInfo(Part):
     """Measured by the broker from the counters of PROGRESS, on its own clock."""
     step_seconds: NotNegative = 0.0
     num_shards: Count = 0
+    is_draining: bool = False
+    """Hands in what it has left and takes no further step, so a round need not wait for it."""
 
 
 class LeaseInfo(Part):
@@ -310,6 +312,8 @@ class Progress(Message):
     tokens: Count = 0
     step_seconds: NotNegative = 0.0
     """Moving average of one inner step."""
+    is_draining: bool = False
+    """From now on only what is left is handed in."""
 
 
 class Alive(Message):

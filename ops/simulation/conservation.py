@@ -1,0 +1,385 @@
+"""The conservation world: learners, two outers and a broker under every fault, and the law that must hold all the same.
+
+One seed is one schedule of loss, duplicates, reordering, crashes of all three kinds of process, freezes, zombies,
+checkpoints of any age and poisoned items. After the faults comes a calm phase, in which every learner must get
+something merged, and a drain. Then the books must balance to the last unit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from isles.brokers import retained
+from isles.brokers import vocabulary as broker
+from isles.brokers.limits import RoutingSettings
+from isles.ops.simulation.broker_actor import UNIX_AT_ZERO, BrokerActor, Crash
+from isles.ops.simulation.learner_actor import Checkpoint, LearnerActor
+from isles.ops.simulation.outer_actor import OuterActor, make_version, ref_of
+from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair
+from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
+from isles.proto.client import Send
+from isles.proto.manifest import Manifest, TensorSpec
+from isles.proto.ids import ContributionId
+from isles.proto.messages import Accepted, Hint, Init, Initialised, Message, VersionInfo
+
+TURNS_FAULTY: Final = 260
+TURNS_CALM_MAX: Final = 4_000
+"""Bound on the calm phase: a world that is not drained by then is stuck."""
+TURN_SECONDS: Final = 0.25
+CHECKPOINTS_KEPT: Final = 4
+
+
+class LawBrokenError(AssertionError):
+    """A seed for which the books do not balance."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How likely each fault is, per opportunity. Each seed draws its own, and leaves some out wholly."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    hint_loss: float = 0.0
+    broker_crash: float = 0.0
+    outer_crash: float = 0.0
+    learner_crash: float = 0.0
+    zombie: float = 0.0
+    poison: float = 0.0
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Faults:
+        def some(most: float) -> float:
+            return 0.0 if chance.random() < 0.4 else most * chance.random()
+
+        return cls(
+            loss=some(0.25),
+            duplicate=some(0.2),
+            hint_loss=some(0.8),
+            broker_crash=some(0.01),
+            outer_crash=some(0.03),
+            learner_crash=some(0.03),
+            zombie=some(0.5),
+            poison=some(0.03),
+        )
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """A message under way."""
+
+    connection: bytes
+    is_to_broker: bool
+    item: Any
+
+
+@dataclass
+class World:
+    """All actors, the letters between them, and what has been seen so far."""
+
+    seed: int
+    rule: ApplyRule = "rebase"
+    num_learners: int = 3
+    num_fragments: int = 1
+    letters: list[_Letter] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.faults = Faults.draw(self.chance)
+        chance = self.chance
+        self.sync = SyncSettings(
+            interval_steps=chance.choice((1, 2, 4, 7)),
+            num_fragments=self.num_fragments,
+            apply_rule=self.rule,
+            quorum=chance.choice((1, 1, 2, self.num_learners + 2)),
+            horizon_versions=chance.choice((1, 2, 64)),
+            has_cues=chance.random() < 0.7,
+            grace_max_seconds=chance.choice((0.0, 0.5, 2.0)),
+            has_fractional_steps=False,
+        )
+        settings = RoutingSettings(
+            chunk_bytes=4096,
+            credit_chunks=chance.choice((1, 8)),
+            learner_lease_seconds=chance.choice((4.0, 10.0)),
+            versions_kept=chance.choice((2, 3, 8)),
+            num_shards=8,
+        )
+        self._increments: dict[tuple[Lane, int], int] = {}
+        self._poisoned: dict[Lane, bool] = {}
+        self.broker = BrokerActor(settings, self.draw_token, on_durable=self._see)
+        self.heads = {fragment: (ZERO, ZERO) for fragment in range(self.num_fragments)}
+        """Fragment -> parameters and remainder of the newest version."""
+        self.num_versions = dict.fromkeys(self.heads, 0)
+        self.accepted: set[ContributionId] = set()
+        self.rejected: set[ContributionId] = set()
+        self.merged: set[ContributionId] = set()
+        self.merged_by: set[str] = set()
+        self._init_run()
+        self.learners: dict[bytes, LearnerActor] = {}
+        self.outers: dict[bytes, OuterActor] = {}
+        self.zombies: list[bytes] = []
+        self.checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)
+        self.taken: dict[ContributionId, dict[Lane, int]] = {}
+        self.num_restarts = 0
+        self.num_resets = 0
+        self._num_connections = 0
+        for index in range(self.num_learners):
+            self._start_learner(f"l{index}", index, None)
+        for name in ("outer-a", "outer-b"):
+            self._start_outer(name)
+
+    # --------------------------------------------------------------------------------------------------------- chance
+
+    def draw_token(self) -> str:
+        return f"{self.chance.getrandbits(64):016x}"
+
+    def increment(self, lane: Lane, fragment: int) -> int:
+        """What an inner step on this item adds, the same whenever it is asked."""
+        return self._increments.setdefault((lane, fragment), self.chance.randint(-9, 9))
+
+    def is_poisoned(self, lane: Lane) -> bool:
+        """Whether a contribution with this item must fail the screen."""
+        if lane not in self._poisoned:
+            self._poisoned[lane] = self.chance.random() < self.faults.poison
+        return self._poisoned[lane]
+
+    # ---------------------------------------------------------------------------------------------------------- actors
+
+    def _init_run(self) -> None:
+        specs = [TensorSpec(f"t{number}", (1,), "float32", "parameter") for number in range(self.num_fragments)]
+        manifest = Manifest.build(specs, {}, self.num_fragments)
+        record = RunRecord(
+            run="world",
+            seed=self.seed,
+            sync=self.sync,
+            budget=Budget(tokens=1 << 40),
+            manifest_digest=manifest.digest,
+            manifest=manifest.to_text(),
+        )
+        blob = ref_of(ZERO)
+        self.broker.blobs[blob.digest] = ZERO.encode()
+        first = [
+            VersionInfo(fragment=fragment, version=0, parameters_sha256=blob.digest, parameters=blob)
+            for fragment in range(self.num_fragments)
+        ]
+        with self.broker.index.transaction():
+            self.broker.index.put_blob(blob, UNIX_AT_ZERO)
+            message = Init(run_record=record, versions=tuple(first))
+            answer = retained.init(self.broker.index, message, initialiser="worker/l0", unix=UNIX_AT_ZERO)
+        assert answer == Initialised(is_mine=True), answer
+
+    def _connection(self) -> bytes:
+        self._num_connections += 1
+        return b"c%d" % self._num_connections
+
+    def _start_learner(self, name: str, index: int, checkpoint: Checkpoint | None) -> None:
+        learner = LearnerActor(name, index, self.draw_token(), self.sync, self.increment, checkpoint, taken=self.taken)
+        self.learners[self._connection()] = learner
+        learner.start(self.now)
+
+    def _start_outer(self, name: str) -> None:
+        outer = OuterActor(name, self.draw_token(), self.sync, self.is_poisoned, self.draw_token)
+        self.outers[self._connection()] = outer
+        outer.start(self.now)
+
+    def _crash_learner(self, connection: bytes, *, leaves_zombie: bool) -> None:
+        """The process is gone, or only seems so: a zombie goes on until it learns that it has been replaced."""
+        learner = self.learners[connection]
+        if leaves_zombie:
+            self.zombies.append(connection)
+        else:
+            del self.learners[connection]
+        self.num_restarts += 1
+        self.num_resets += learner.num_resets
+        learner.num_resets = 0
+        kept = self.checkpoints[learner.learner]
+        checkpoint = self.chance.choice(kept) if kept and self.chance.random() < 0.8 else None
+        self._start_learner(learner.learner, learner.index, checkpoint)
+
+    # --------------------------------------------------------------------------------------------------------- letters
+
+    def _collect(self) -> None:
+        """Puts on its way what the actors have to say."""
+        for connection, actor in [*self.learners.items(), *self.outers.items()]:
+            self.letters += [_Letter(connection, True, send) for send in actor.outbox]
+            actor.outbox.clear()
+        self.letters += [_Letter(send.connection, False, send) for send in self.broker.outbox]
+        self.broker.outbox.clear()
+        for hint in self.broker.hints:
+            self.letters += [_Letter(connection, False, hint) for connection in (*self.learners, *self.outers)]
+        self.broker.hints.clear()
+
+    def _deliver_one(self, *, is_calm: bool) -> None:
+        position = 0 if is_calm else self.chance.randrange(len(self.letters))
+        letter = self.letters[position]
+        faults = Faults() if is_calm else self.faults
+        is_hint = isinstance(letter.item, Message)
+        if self.chance.random() >= faults.duplicate:
+            self.letters.pop(position)
+        if self.chance.random() < (faults.hint_loss if is_hint else faults.loss):
+            return
+        if letter.is_to_broker:
+            send: Send = letter.item
+            event = broker.MessageArrived(send.channel, letter.connection, send.message, send.payload)
+            self.broker.hear(event, self.now, self._crash_of_broker(faults))
+            return
+        actor = self.learners.get(letter.connection) or self.outers.get(letter.connection)
+        if actor is not None:
+            message, payload = (letter.item, None) if is_hint else (letter.item.message, letter.item.payload)
+            actor.receive(message, payload, self.now)
+
+    def _crash_of_broker(self, faults: Faults) -> Crash | None:
+        if self.chance.random() >= faults.broker_crash:
+            return None
+        return self.chance.choice(("before commit", "before answers"))
+
+    # ------------------------------------------------------------------------------------------------------------ turns
+
+    def run(self) -> None:
+        """The whole schedule. Raises LawBrokenError with the seed for any breach."""
+        try:
+            for _ in range(TURNS_FAULTY):
+                self._turn(is_calm=False)
+            self._heal()
+            self.merged_by.clear()
+            names = {learner.learner for learner in self.learners.values()}
+            self._calm_down(lambda: names <= self.merged_by, "some learner gets nothing merged")
+            for learner in self.learners.values():
+                learner.drain(self.now)
+            self._calm_down(self._is_drained, "the drain does not end")
+            self._check_end()
+        except AssertionError as error:
+            raise LawBrokenError(f"seed {self.seed}, {self.rule}, {self.num_fragments} fragments: {error}") from error
+
+    def _turn(self, *, is_calm: bool) -> None:
+        chance = self.chance
+        self.now += TURN_SECONDS
+        self.broker.tick(self.now)
+        for connection, learner in list(self.learners.items()):
+            self._turn_learner(connection, learner, is_calm=is_calm)
+        for connection, outer in list(self.outers.items()):
+            outer.tick(self.now)
+            if is_calm or chance.random() < 0.4:
+                outer.renew(self.now)
+            if not is_calm and chance.random() < self.faults.outer_crash:
+                del self.outers[connection]
+                self._start_outer(outer.name)
+        self._collect()
+        for _ in range(len(self.letters) if is_calm else chance.randrange(2 * len(self.letters) + 1)):
+            if self.letters:
+                self._deliver_one(is_calm=is_calm)
+            while self.broker.has_work and (is_calm or chance.random() < 0.8):
+                self.broker.work(self.now, None if is_calm else self._crash_of_broker(self.faults))
+            self._collect()
+
+    def _turn_learner(self, connection: bytes, learner: LearnerActor, *, is_calm: bool) -> None:
+        chance = self.chance
+        learner.tick(self.now)
+        if is_calm or chance.random() < 0.3:
+            learner.ask_versions(self.now)
+        if learner.session.is_draining:
+            learner.boundary(self.now)
+        elif chance.random() < 0.7:
+            learner.step(self.now)
+        if learner.session.is_ready and chance.random() < 0.15:
+            kept = self.checkpoints[learner.learner]
+            kept.append(learner.cut_checkpoint())
+            del kept[:-CHECKPOINTS_KEPT]
+        if learner.is_stopped:
+            del self.learners[connection]
+            if connection in self.zombies:
+                self.zombies.remove(connection)
+        elif not is_calm and connection not in self.zombies and chance.random() < self.faults.learner_crash:
+            self._crash_learner(connection, leaves_zombie=chance.random() < self.faults.zombie)
+
+    def _heal(self) -> None:
+        """Every fault ends: zombies die, perhaps one learner does for good, and nothing is lost from here on."""
+        for connection in self.zombies:
+            self.learners.pop(connection, None)
+        self.zombies.clear()
+        self.faults = Faults()
+        if self.chance.random() < 0.3:
+            connection = self.chance.choice(list(self.learners))
+            self.num_resets += self.learners.pop(connection).num_resets
+            self.num_restarts += 1
+
+    def _calm_down(self, is_done: Callable[[], bool], complaint: str) -> None:
+        for _ in range(TURNS_CALM_MAX):
+            if is_done():
+                return
+            self._turn(is_calm=True)
+        raise AssertionError(complaint)
+
+    def _is_drained(self) -> bool:
+        is_settled = all(books.open is None for one in self.learners.values() for books in one.session.books)
+        return is_settled and not any(self.broker.index.num_pending().values()) and self._is_all_work_merged()
+
+    def _is_all_work_merged(self) -> bool:
+        return all(
+            learner.account(fragment).quantised(UP_QUANTUM).is_zero
+            for learner in self.learners.values()
+            for fragment in range(self.num_fragments)
+        )
+
+    # -------------------------------------------------------------------------------------------------------------- law
+
+    def _see(self, instructions: list[broker.Instruction]) -> None:
+        """Looks at everything that has just become durable."""
+        for instruction in instructions:
+            match instruction:
+                case broker.Send(message=Accepted(id=accepted)):
+                    self.accepted.add(accepted)
+                case broker.Publish(hint=Hint(kind="settled", fragment=fragment, learner=learner)):
+                    row = self.broker.index.row(learner, fragment)
+                    assert row is not None
+                    self.rejected.add(row.id)
+                case broker.Publish(hint=Hint(kind="version", fragment=fragment)):
+                    self._see_version(fragment)
+
+    def _see_version(self, fragment: int) -> None:
+        head = self.broker.index.head(fragment)
+        assert head is not None
+        assert head.recipe is not None
+        before, remainder = self.heads[fragment]
+        assert head.version == self.num_versions[fragment] + 1, "versions are not contiguous"
+        ids = [ingredient.id for ingredient in head.recipe.ingredients]
+        assert not self.merged.intersection(ids), "a contribution is merged twice"
+        deltas = [self._stored(ingredient.digest) for ingredient in head.recipe.ingredients]
+        made = make_version(before, remainder, deltas)
+        parameters = made["parameters"]
+        assert ref_of(parameters).digest == head.parameters_sha256, "the recipe does not give the version"
+        assert all(count == 1 for count in parameters.lanes.values()), (
+            "an item counts more than once, or less than it did"
+        )
+        assert before.lanes.keys() <= parameters.lanes.keys(), "an item that was in the model is no longer"
+        assert head.tokens_total == len(parameters.lanes), "tokens and items differ"
+        self.merged.update(ids)
+        self.merged_by.update(merged.learner for merged in ids)
+        self.num_versions[fragment] = head.version
+        self.heads[fragment] = (parameters, made["remainder"])
+
+    def _stored(self, digest: str) -> Pair:
+        return Pair.decode(self.broker.blobs[digest])
+
+    def _check_end(self) -> None:
+        for fragment, (parameters, _) in self.heads.items():
+            for learner in self.learners.values():
+                missing = learner.worked[fragment] - parameters.lanes.keys()
+                assert not missing, f"work of {learner.learner} is lost: {sorted(missing)[:5]}"
+            self._check_units(fragment)
+        for accepted in self.accepted - self.rejected:
+            missing = self.taken[accepted].keys() - self.heads[accepted.fragment][0].lanes.keys()
+            assert not missing, f"{accepted} was accepted, and its items {sorted(missing)[:5]} are in no version"
+
+    def _check_units(self, fragment: int) -> None:
+        """x(Theta) + remainder - sum of x(U) = sum of the counted items, but for what crashes and resets round away."""
+        parameters, remainder = self.heads[fragment]
+        unmerged = sum(learner.account(fragment).x for learner in self.learners.values())
+        counted = sum(self.increment(lane, fragment) for lane in parameters.lanes)
+        gap = abs(parameters.x + remainder.x - unmerged - counted)
+        num_losses = self.num_restarts + self.num_resets + sum(one.num_resets for one in self.learners.values())
+        assert gap <= num_losses * UP_QUANTUM // 2, f"{gap} units of fragment {fragment} are made from nothing or lost"
