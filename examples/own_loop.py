@@ -40,7 +40,7 @@ def main(name: str, broker: str, tokens: int) -> float:
             optimizer.step()
             optimizer.zero_grad()
             learner.step(tokens=BATCH_SIZE)
-    return float(error)
+    return error.item()
 
 
 if __name__ == "__main__":
