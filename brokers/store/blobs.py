@@ -60,6 +60,9 @@ class BlobStore(Protocol):
     def free_bytes(self) -> int:
         """What the disk has left for us."""
 
+    def close(self) -> None:
+        """Gives up all partial blobs; idempotent."""
+
 
 @dataclass
 class _Partial:
@@ -109,9 +112,10 @@ class FolderBlobs:
                 "announced: they were damaged on their way; send them again"
             )
         path = self._folder / blob.digest
+        del self._partials[transfer]
         try:
-            os.fsync(partial.file.fileno())
-            partial.file.close()
+            with partial.file:
+                os.fsync(partial.file.fileno())
             partial.path.rename(path)
             _sync_folder(self._folder)
             self._checked[blob.digest] = _stamp(path)
@@ -120,7 +124,6 @@ class FolderBlobs:
                 f"the disk under {self._folder} could not make a blob durable ({error}): this broker ends rather than "
                 "promise what it cannot keep; check the disk, then start it again"
             ) from error
-        del self._partials[transfer]
 
     def abandon(self, transfer: int) -> None:
         partial = self._partials.pop(transfer, None)
@@ -162,6 +165,7 @@ class FolderBlobs:
         (self._folder / digest).unlink(missing_ok=True)
 
     def sweep(self, known: set[str]) -> tuple[int, int]:
+        self.close()
         num_blobs = num_bytes = 0
         for path in list(self._folder.iterdir()):
             if path.is_file() and path.name not in known:
@@ -173,6 +177,10 @@ class FolderBlobs:
     def free_bytes(self) -> int:
         found = os.statvfs(self._folder)
         return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        for transfer in list(self._partials):
+            self.abandon(transfer)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -229,8 +237,11 @@ class MemoryBlobs:
 
     def sweep(self, known: set[str]) -> tuple[int, int]:
         unknown = [self.blobs.pop(digest) for digest in list(self.blobs) if digest not in known]
-        self._partials.clear()
+        self.close()
         return len(unknown), sum(map(len, unknown))
 
     def free_bytes(self) -> int:
         return self.free
+
+    def close(self) -> None:
+        self._partials.clear()

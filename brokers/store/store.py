@@ -50,6 +50,7 @@ class Store:
 
     def close(self) -> None:
         """Gives the folder back; idempotent."""
+        self.blobs.close()
         self.index.close()
         if self.lock is not None:
             self.lock.release()

@@ -39,7 +39,7 @@ def test_the_first_worker_is_welcomed_without_a_record(empty_stage: Stage) -> No
     answer = empty_stage.member("worker", "us-1").join()
     assert isinstance(answer, Welcome)
     assert answer.run_record is None
-    assert answer.heads == answer.rows == ()
+    assert (answer.heads, answer.rows) == ((), ())
     assert answer.limits == empty_stage.settings.limits
 
 
