@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from isles.outer.quorum import has_everyone, has_quorum, live_learners, num_needed
+from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners, num_needed
 from isles.proto.messages import LearnerInfo
 
 
@@ -31,3 +31,11 @@ def test_everyone_means_every_live_learner() -> None:
 
 def test_only_those_heard_of_lately_are_live(make_learner: Callable[..., LearnerInfo]) -> None:
     assert live_learners([make_learner("a"), make_learner("b", is_live=False)]) == {"a"}
+
+
+def test_a_learner_that_drains_raises_the_quorum_only_by_what_it_hands_in(
+    make_learner: Callable[..., LearnerInfo],
+) -> None:
+    learners = [make_learner("a"), make_learner("b", is_draining=True), make_learner("c", is_live=False)]
+    assert able_learners(learners, set()) == {"a"}
+    assert able_learners(learners, {"b", "c"}) == {"a", "b"}
