@@ -1,0 +1,110 @@
+"""A watch asks again and again, keeps every figure once, and does not mind a broker that is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from isles.ops.watch import RETRY_SECONDS, StatusWatch
+from isles.proto.clock import ManualClock
+from isles.proto.errors import UnreachableError
+from isles.proto.messages import AskStatus, Channel, ReportInfo, Status, pack, unpack
+from isles.proto.transport.memory import MemoryBroker
+
+
+class Stage:
+    """A watch, and the broker's side of its connection, played by the test."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(50.0)
+        self.broker = MemoryBroker()
+        self.watch = StatusWatch(self.broker.connect(), every_seconds=1.0, clock=self.clock)
+
+    def asked(self) -> list[tuple[bytes, AskStatus]]:
+        found = []
+        for arrival in self.broker.poll(0.0):
+            message = unpack(arrival.header)
+            assert isinstance(message, AskStatus)
+            found.append((arrival.connection, message))
+        return found
+
+    def answer(self, *reports: ReportInfo) -> AskStatus:
+        """Answers the newest question and lets the watch hear it."""
+        connection, ask = self.asked()[-1]
+        status = Status(
+            request=ask.request,
+            run="demo",
+            broker_incarnation="ab" * 8,
+            uptime_seconds=1,
+            progress=0.5,
+            reports=reports,
+        )
+        self.broker.send(Channel.CONTROL, connection, pack(status))
+        assert self.watch.poll(0.0)
+        return ask
+
+
+def report(seq: int) -> ReportInfo:
+    return ReportInfo(seq=seq, name="validation_loss", value=1.0, versions={0: seq}, reporter="e", unix=1.0)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_the_first_look_asks_at_once(stage: Stage) -> None:
+    assert not stage.watch.poll(0.0)
+    assert len(stage.asked()) == 1
+
+
+def test_a_question_that_got_lost_is_asked_again_soon_at_the_beginning(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.clock.advance(0.11)
+    stage.watch.poll(0.0)
+    assert len(stage.asked()) == 2
+
+
+def test_an_answered_watch_asks_once_a_second_only(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.answer()
+    stage.clock.advance(0.9)
+    stage.watch.poll(0.0)
+    assert stage.asked() == []
+    stage.clock.advance(0.2)
+    stage.watch.poll(0.0)
+    assert len(stage.asked()) == 1
+
+
+def test_a_broker_that_went_away_is_asked_again_with_patience(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.answer()
+    for _ in range(4):
+        stage.clock.advance(RETRY_SECONDS)
+        stage.watch.poll(0.0)
+    assert 1 <= len(stage.asked()) <= 4
+    stage.clock.advance(RETRY_SECONDS)
+    stage.watch.poll(0.0)
+    stage.answer()
+
+
+def test_each_figure_is_kept_once_and_only_newer_ones_are_asked_for(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.answer(report(2), report(1))
+    stage.clock.advance(1.0)
+    stage.watch.poll(0.0)
+    ask = stage.answer(report(2), report(3))
+    assert ask.reports_after == 2
+    assert [one.seq for one in stage.watch.reports] == [1, 2, 3]
+
+
+def test_a_status_remembers_when_it_was_asked_for(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.clock.advance(0.05)
+    stage.answer()
+    assert (stage.watch.status_asked_at, stage.watch.status_at) == (50.0, 50.05)
+
+
+def test_waiting_for_a_status_gives_up_in_one_sentence(stage: Stage) -> None:
+    stage.clock.advance(5.0)
+    with pytest.raises(UnreachableError, match="no broker answered at nowhere within 0 s"):
+        stage.watch.wait(0.0, address="nowhere")
