@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ from isles.proto.messages import (
     unpack,
 )
 from isles.proto.transport.interface import Arrival, Bytes
-from isles.workers.evaluator import Agenda, Evaluator
+from isles.workers.evaluator import Evaluator
 from isles.workers.flat import describe
 from isles.workers.parameters import GlobalParameters, ParameterFetcher, parameters_digest
 from isles.workers.settings import EvaluatorSettings
@@ -139,16 +140,11 @@ class ReadingBroker:
     def close(self) -> None: ...
 
     def _answer(self, message: Message) -> list[tuple[Message, bytes | None]]:
+        fields: dict[str, Any]
         match message:
             case Hello():
-                welcome = Welcome(
-                    new_session=TOKEN,
-                    protocol=(1, 0),
-                    broker_incarnation=TOKEN,
-                    seq=0,
-                    limits=Limits(),
-                    run_record=self.record,
-                )
+                fields = {"new_session": TOKEN, "protocol": (1, 0), "broker_incarnation": TOKEN, "seq": 0}
+                welcome = Welcome.model_validate({**fields, "limits": Limits(), "run_record": self.record})
                 return [(welcome, None)]
             case AskVersion():
                 return [(self._version_reply(message), None)]
@@ -158,30 +154,12 @@ class ReadingBroker:
             case AskHeads():
                 return [(Heads(broker_incarnation=TOKEN, seq=0, heads=self._heads()), None)]
             case AskStatus():
-                return [
-                    (
-                        Status(
-                            run="run",
-                            broker_incarnation=TOKEN,
-                            uptime_seconds=1,
-                            progress=0,
-                            reports=tuple(self.reports),
-                        ),
-                        None,
-                    )
-                ]
+                fields = {"run": "run", "broker_incarnation": TOKEN, "uptime_seconds": 1, "progress": 0}
+                return [(Status.model_validate({**fields, "reports": tuple(self.reports)}), None)]
             case Report():
-                self.reports.append(
-                    ReportInfo(
-                        seq=len(self.reports) + 1,
-                        name=message.name,
-                        value=message.value,
-                        versions=message.versions,
-                        tokens=message.tokens,
-                        reporter="reader",
-                        unix=0,
-                    )
-                )
+                fields = message.model_dump(include={"name", "value", "versions", "tokens"})
+                fields |= {"seq": len(self.reports) + 1, "reporter": "reader", "unix": 0}
+                self.reports.append(ReportInfo.model_validate(fields))
                 return [(Done(), None)]
             case Leave():
                 return [(Done(), None)]
@@ -333,43 +311,6 @@ def test_parameters_are_not_loaded_into_another_model(broker: ReadingBroker) -> 
     held = fetcher(broker).newest()
     with pytest.raises(ManifestMismatchError, match="no such parameter"):
         held.load_into(nn.Linear(3, 4))
-
-
-# ---------------------------------------------------------------------------------------------------------- the agenda
-
-
-def agenda(**settings: float) -> Agenda:
-    return Agenda(**{"every_cycles": 1, "every_seconds_min": 5.0, "quiet_seconds": 3.0, **settings})  # type: ignore[arg-type]
-
-
-def test_an_evaluation_is_due_once_every_fragment_has_advanced() -> None:
-    one = agenda()
-    one.note_evaluated({0: 4, 1: 4}, begun_at=0.0)
-    one.see({0: 7, 1: 4}, now=10.0)
-    assert one.is_behind
-    assert not one.is_due(10.0, is_finished=False)
-    one.see({0: 7, 1: 5}, now=11.0)
-    assert one.is_due(11.0, is_finished=False)
-    assert not agenda(every_cycles=2).is_due(11.0, is_finished=False)
-
-
-def test_evaluations_begin_no_more_often_than_the_setting_says() -> None:
-    one = agenda()
-    one.note_evaluated({0: 4}, begun_at=10.0)
-    one.see({0: 5}, now=11.0)
-    assert not one.is_due(14.9, is_finished=False)
-    assert one.is_due(15.0, is_finished=False)
-
-
-def test_a_finished_run_is_evaluated_once_more_when_nothing_follows() -> None:
-    one = agenda()
-    one.note_evaluated({0: 4, 1: 4}, begun_at=0.0)
-    one.see({0: 5, 1: 4}, now=10.0)
-    one.see({0: 5, 1: 4}, now=12.0)
-    assert not one.is_due(12.9, is_finished=True)
-    assert one.is_due(13.0, is_finished=True)
-    one.note_evaluated({0: 5, 1: 4}, begun_at=13.0)
-    assert not one.is_due(100.0, is_finished=True)
 
 
 # -------------------------------------------------------------------------------------------------------- the evaluator

@@ -58,7 +58,7 @@ def test_the_cpu_is_always_there_and_auto_finds_something() -> None:
 
 def test_a_device_that_this_machine_lacks_is_refused_with_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device = cuda.*only cpu"):
+    with pytest.raises(ConfigError, match=r"device = cuda.*only cpu"):
         choose_device("cuda")
 
 
@@ -88,7 +88,7 @@ def test_workers_without_names_on_one_machine_are_numbered_and_find_their_number
 
 def test_a_name_that_another_process_trains_under_is_refused(tmp_path: Path) -> None:
     with claim_learner("us-0", tmp_path, host="node7"):
-        with pytest.raises(UsageError, match="another process.*--id"):
+        with pytest.raises(UsageError, match=r"another process.*--id"):
             claim_learner("us-0", tmp_path, host="node7")
         claim_learner("us-0", tmp_path / "elsewhere", host="node7").close()
 
