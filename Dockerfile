@@ -50,8 +50,8 @@ FROM process AS broker
 COPY --from=build-broker /srv/isles /srv/isles
 # Port 7700 takes control messages, 7701 chunks, 7702 events.
 EXPOSE 7700 7701 7702
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 \
-  CMD ["isles", "status", "--broker", "tcp://127.0.0.1:7700", "--json"]
+HEALTHCHECK --interval=10s --timeout=30s --start-period=60s --retries=3 \
+  CMD ["isles", "status", "--broker", "tcp://127.0.0.1:7700", "--timeout", "20", "--json"]
 CMD ["broker"]
 
 FROM process AS train
