@@ -180,7 +180,7 @@ class Trainer:
 
     def _wait_for_data(self, is_there: Callable[[], bool]) -> None:
         deadline = self._clock.now() + self._settings.join_timeout_seconds
-        while not is_there() and not self._should_stop():
+        while not is_there() and not self._should_stop() and not self._learner.is_finished:
             if self._clock.now() >= deadline:
                 raise UnreachableError(
                     f"learner {self._name} got no data shard within {self._settings.join_timeout_seconds:g} s: the "
@@ -317,8 +317,13 @@ class _Worker:
                 clock=SystemClock(),
                 is_deterministic=sync.is_deterministic,
             )
-            trainer.train()
-            learner.drain(timeout_seconds=self.settings.drain_timeout_seconds)
+            is_finished = trainer.train()
+            if not learner.drain(timeout_seconds=self.settings.drain_timeout_seconds) and is_finished:
+                # A supervisor starts us again, and the checkpoint's work is handed in then.
+                raise UnreachableError(
+                    f"the run is finished, but the last work of learner {self.claim.name} was not merged within "
+                    f"{self.settings.drain_timeout_seconds:g} s: start this worker again once broker and outer run"
+                )
         return True
 
     def _make_learner(self, record: RunRecord | None, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:

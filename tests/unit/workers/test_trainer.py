@@ -255,6 +255,14 @@ def test_a_learner_that_gets_no_data_gives_up_after_the_timeout() -> None:
     assert bench.clock.now() < 31.0
 
 
+def test_a_worker_that_comes_to_a_finished_run_needs_no_data() -> None:
+    bench = Bench(FakeLearner(num_steps_max=1))
+    bench.learner.has_shards = False
+    bench.learner.num_steps = 1
+    assert bench.trainer.train()
+    assert bench.learner.taken == []
+
+
 def test_progress_is_logged_now_and_then_with_the_mean_loss() -> None:
     bench = Bench(FakeLearner(num_steps_max=30), step_seconds=1.0, log_every_seconds=10.0)
     bench.trainer.train()
