@@ -120,7 +120,7 @@ class Outer:
         deadline = self._clock.now() + self._settings.stop_seconds
         while self._let_go() and self._clock.now() < deadline:
             self.turn()
-        if not self._connection.client.session:
+        if self._connection.client.heard_at is None:
             return
         is_done: list[Message] = []
         self.ask(Leave(), is_done.append)

@@ -46,16 +46,17 @@ def fraction(merged: Sequence[Contribution], learners: Sequence[LearnerInfo]) ->
     """The fraction f in (0, 1]: the merged learners' share of the token rate of all that are live or merged.
 
     The rate of a merged learner is tokens / seconds of its contribution, that of another one what the broker measured.
-    A full round has f = 1, and M rounds of one equal learner have f = 1/M each. Where no rate is known, learners are
-    counted instead. `merged` must not be empty.
+    One that has worked but was not measured yet, because it has just come back, counts as an average one. A full round
+    has f = 1, and M rounds of one equal learner have f = 1/M each. Where no rate is known, learners are counted
+    instead. `merged` must not be empty.
     """
-    known = {info.learner: info for info in learners}
+    known = by_name(learners)
     merged_rates = {c.id.learner: _rate(c, known.get(c.id.learner)) for c in merged}
-    other_rates = {
-        info.learner: info.tokens_per_second for info in learners if info.is_live and info.learner not in merged_rates
-    }
-    if not other_rates:
+    others = [info for info in learners if info.is_live and info.learner not in merged_rates]
+    if not others:
         return 1.0
+    average = _average([*merged_rates.values(), *(info.tokens_per_second for info in others)])
+    other_rates = {info.learner: info.tokens_per_second or (average if info.tokens else 0.0) for info in others}
     fastest = max(*merged_rates.values(), *other_rates.values())
     if fastest == 0 or max(merged_rates.values()) == 0:
         return len(merged_rates) / (len(merged_rates) + len(other_rates))
@@ -72,6 +73,12 @@ def _rate(contribution: Contribution, learner: LearnerInfo | None) -> float:
         if math.isfinite(rate):
             return rate
     return learner.tokens_per_second if learner is not None else 0.0
+
+
+def _average(rates: Sequence[float]) -> float:
+    """The mean of those that are known, found without overflow."""
+    positive = [rate for rate in rates if rate > 0]
+    return math.fsum(rate / len(positive) for rate in positive)
 
 
 def _smallest_share(num_merged: int, num_others: int) -> float:

@@ -120,6 +120,20 @@ def test_a_contribution_that_took_no_time_has_its_measured_rate(
     assert fraction([make_contribution("a", seconds=0.0)], learners) == 0.5
 
 
+def test_a_learner_that_came_back_and_was_not_measured_yet_counts_as_an_average_one(
+    make_contribution: Make, make_learner: MakeLearner
+) -> None:
+    learners = [make_learner("a"), make_learner("b", tokens_per_second=0.0, tokens=50), make_learner("c")]
+    assert fraction([make_contribution("a")], learners) == 1 / 3
+
+
+def test_a_learner_that_has_not_begun_to_work_does_not_count(
+    make_contribution: Make, make_learner: MakeLearner
+) -> None:
+    learners = [make_learner("a"), make_learner("b", tokens_per_second=0.0, tokens=0)]
+    assert fraction([make_contribution("a")], learners) == 1.0
+
+
 books = st.tuples(st.integers(0, 10**12), st.integers(0, 10**6), st.floats(0, 1e9))
 rates = st.floats(0, 1e300)
 
