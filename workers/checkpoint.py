@@ -159,7 +159,7 @@ class CheckpointWriter:
         started = self._clock.now()
         try:
             path = write_checkpoint(self._folder, checkpoint)
-        except (OSError, SafetensorError) as error:
+        except (ConfigError, OSError, SafetensorError) as error:
             self._log.warning("checkpoint.failed", learner=self._learner, path=str(self._folder), text=str(error))
             return
         seconds = round(self._clock.now() - started, 3)
