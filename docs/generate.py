@@ -79,7 +79,8 @@ interval_steps = 24
 ```
 
 The same as a variable is `ISLES_SYNC__INTERVAL_STEPS=24`, as a flag `--sync.interval-steps 24`, and for `isles up` also
-`--set sync.interval_steps=24`. In a command's own section the flag is short: `--region us` for `isles worker`.
+`--set sync.interval_steps=24`. Flags of `run`, and of a command's own section, are short: `--tokens 1000000`, and for
+`isles worker` also `--region us`.
 
 Settings of `sync`, and the seed and budget of `run`, are part of the run record. The first worker writes it, the others
 adopt it, and a process that was given another value is refused.
