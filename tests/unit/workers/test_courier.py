@@ -1,0 +1,389 @@
+"""The courier, turn by turn on a manual clock, against a scripted connection."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from isles.proto.agreement import SyncSettings
+from isles.proto.client import Answered, Client, Hinted, Refused
+from isles.proto.client import Welcomed as ClientWelcomed
+from isles.proto.clock import ManualClock
+from isles.proto.codec.torch_codec import decode, encode
+from isles.proto.errors import FencedError, IslesError, RefusedError
+from isles.proto.ids import ContributionId
+from isles.proto.logs import ListLogger
+from isles.proto.manifest import Manifest
+from isles.proto.messages import (
+    Accepted,
+    AskHeads,
+    AskVersion,
+    Done,
+    Error,
+    Expired,
+    Head,
+    Heads,
+    Hello,
+    Hint,
+    Leave,
+    Limits,
+    Message,
+    Offer,
+    Progress,
+    Rejected,
+    Row,
+    Shards,
+    ShardsLeased,
+    VersionInfo,
+    VersionReply,
+    Welcome,
+)
+from isles.workers.account import Account
+from isles.workers.courier import Courier, Encode, Forget, RequestShards, SayGoodbye, Want
+from isles.workers.flat import FlatModel, describe
+from isles.workers.mailbox import Arrival, Mailbox
+from isles.workers.orders import Cued, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.parameters import parameters_digest
+from isles.workers.versions import Held
+
+ID = ContributionId("us-0", 0, "aaaaaaaa", 1)
+SYNC = SyncSettings(num_fragments=2, codec_up="int8", codec_down="int8")
+
+
+class FakeConnection:
+    """Remembers asks; news are put in by the test."""
+
+    def __init__(self) -> None:
+        self.client = Client(Hello(role="worker", id="us-0", incarnation="aaaaaaaa", run="toy"))
+        self.asked: list[Message] = []
+        self.payloads: list[bytes | None] = []
+        self.num_wakes = 0
+        self.is_closed = False
+
+    def ask(self, message: Message, payload: bytes | None = None) -> None:
+        self.asked.append(message)
+        self.payloads.append(payload)
+
+    def take(self, kind: type[Message]) -> list[Any]:
+        """The asks of a kind since the last look."""
+        found = [message for message in self.asked if isinstance(message, kind)]
+        self.asked = [message for message in self.asked if not isinstance(message, kind)]
+        return found
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Desk:
+    """A courier whose thread does not run: the test takes its turns."""
+
+    def __init__(
+        self, held: dict[int, Held] | None = None, payloads: dict[ContributionId, bytes] | None = None
+    ) -> None:
+        self.connection = FakeConnection()
+        self.clock = ManualClock()
+        self.log = ListLogger()
+        model = nn.Linear(40, 5)
+        tensors = describe(model)
+        self.flat = FlatModel(tensors, Manifest.build(tensors.specs, tensors.aliases, 2))
+        zeros = {fragment: Held(3, torch.zeros(count)) for fragment, count in enumerate(self.flat.num_values)}
+        self.courier = Courier(
+            self.connection,  # type: ignore[arg-type]
+            SYNC,
+            self.flat,
+            learner="us-0",
+            address="memory",
+            held=zeros if held is None else held,
+            payloads=payloads or {},
+            shards={},
+            progress=lambda: Progress(steps=7),
+            clock=self.clock,
+            log=self.log,
+        )
+
+    def submit(self, order: Any) -> None:
+        self.courier.submit(order)
+        self.courier._do_orders()
+
+    def answer(self, ask: Message, reply: Message) -> None:
+        self.courier._handle(Answered(ask, reply))
+
+    def hint(self, kind: str, seq: int = 1, **fields: Any) -> None:
+        hint = Hint.model_validate({"broker_incarnation": "bbbbbbbb", "seq": seq, "kind": kind, **fields})
+        self.courier._handle(Hinted(hint))
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.courier._keep_time()
+
+    def wanted(self) -> list[int]:
+        """Fragments whose version was asked for since the last look; each is answered: nothing new."""
+        asks = self.connection.take(AskVersion)
+        for ask in asks:
+            values = torch.zeros(self.flat.num_values[ask.fragment])
+            head = VersionInfo(fragment=ask.fragment, version=3, parameters_sha256=parameters_digest(values))
+            self.answer(ask, VersionReply(head=head))
+        return [ask.fragment for ask in asks]
+
+    def encode(self, theta: torch.Tensor, fragment: int = 0) -> None:
+        take = TakeAccount(fragment, ID._replace(fragment=fragment), 3, 30, 3, 1.5, {4: 9})
+        account = Account(torch.zeros(self.flat.num_values[fragment]))
+        self.submit(Encode(take, account, theta))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# ------------------------------------------------------------------------------------------------------ contributing
+
+
+def test_an_account_is_encoded_and_offered_with_its_books_and_the_norms_before_quantisation(desk: Desk) -> None:
+    theta = torch.randn(desk.flat.num_values[0])
+    desk.encode(theta)
+    assert desk.courier.mailbox.take()[0] == [PayloadEncoded(ID)]
+    (offer,) = desk.connection.take(Offer)
+    contribution, payload = offer.contribution, desk.connection.payloads[-1]
+    assert payload is not None
+    assert (contribution.blob.digest, contribution.blob.size_bytes) == (
+        hashlib.sha256(payload).hexdigest(),
+        len(payload),
+    )
+    assert (contribution.base_version, contribution.tokens, contribution.steps, contribution.seconds) == (3, 30, 3, 1.5)
+    assert (contribution.cursor, contribution.codec) == ({4: 9}, "int8")
+    norms = [float(torch.linalg.vector_norm(theta[start:stop].double())) for start, stop in desk.flat.bounds(0)]
+    assert contribution.norms == pytest.approx(norms, rel=1e-6)
+    torch.testing.assert_close(decode(payload, num_values=theta.numel()), -theta, atol=0.02, rtol=0)
+
+
+def test_zeros_are_not_offered(desk: Desk) -> None:
+    desk.encode(torch.zeros(desk.flat.num_values[0]))
+    assert desk.courier.mailbox.take()[0] == [PayloadEncoded(ID, is_zero=True)]
+    assert desk.connection.take(Offer) == []
+    assert desk.courier.payloads == {}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_never_offered(desk: Desk, value: float) -> None:
+    theta = torch.zeros(desk.flat.num_values[0])
+    theta[1] = value
+    desk.encode(theta)
+    ((failed,), _) = desk.courier.mailbox.take()
+    assert isinstance(failed, PayloadFailed)
+    assert failed.is_not_finite
+    assert failed.reason.startswith("not finite")
+    assert desk.connection.take(Offer) == []
+
+
+def test_answers_go_to_the_session_and_all_but_accepted_ask_for_the_version(desk: Desk) -> None:
+    desk.encode(torch.ones(desk.flat.num_values[0]))
+    desk.courier.mailbox.take()
+    (offer,) = desk.connection.take(Offer)
+    for reply in (Accepted(id=ID), Expired(id=ID, head=9), Rejected(id=ID, reason="norm")):
+        desk.answer(offer, reply)
+        assert desk.courier.mailbox.take()[0] == [reply]
+        assert desk.wanted() == ([] if isinstance(reply, Accepted) else [0])
+        desk.courier.mailbox.take()
+
+
+def test_an_offer_that_the_broker_spoiled_is_made_again_with_the_same_bytes(desk: Desk) -> None:
+    desk.encode(torch.ones(desk.flat.num_values[0]))
+    (offer,) = desk.connection.take(Offer)
+    payload = desk.connection.payloads[-1]
+    desk.answer(offer, Error(code="internal", text="a mistake"))
+    desk.pass_time(1.0)
+    assert desk.connection.take(Offer) == []
+    desk.pass_time(10.0)
+    assert desk.connection.take(Offer) == [offer]
+    assert payload in desk.connection.payloads
+    assert desk.log.events().count("message.refused") == 1
+
+
+def test_an_offer_that_was_forgotten_is_not_made_again(desk: Desk) -> None:
+    desk.encode(torch.ones(desk.flat.num_values[0]))
+    (offer,) = desk.connection.take(Offer)
+    desk.answer(offer, Error(code="internal", text="a mistake"))
+    desk.submit(Forget(ID))
+    desk.pass_time(20.0)
+    assert desk.connection.take(Offer) == []
+    assert desk.courier.payloads == {}
+
+
+def test_an_offer_that_breaks_the_rules_ends_the_learner_with_the_brokers_words(desk: Desk) -> None:
+    desk.encode(torch.ones(desk.flat.num_values[0]))
+    (offer,) = desk.connection.take(Offer)
+    with pytest.raises(RefusedError, match="names other bytes"):
+        desk.answer(offer, Error(code="conflict", text="this id names other bytes already"))
+
+
+# ------------------------------------------------------------------------------------------------------ hints and heads
+
+
+def test_the_hint_about_an_open_round_cues_everybody_but_its_own_learner(desk: Desk) -> None:
+    desk.hint("contribution", 1, fragment=1, version=3, learner="us-0")
+    assert desk.courier.mailbox.take()[0] == []
+    desk.hint("contribution", 2, fragment=1, version=3, learner="eu-0")
+    assert desk.courier.mailbox.take()[0] == [Cued(1, 3)]
+
+
+def test_hints_about_newer_versions_and_verdicts_ask_for_them(desk: Desk) -> None:
+    desk.hint("version", 1, fragment=1, version=3)
+    assert desk.wanted() == []
+    desk.hint("version", 2, fragment=1, version=4)
+    assert desk.wanted() == [1]
+    desk.hint("settled", 3, fragment=0)
+    assert desk.wanted() == [0]
+    desk.hint("version", 4, fragment=99, version=4)
+    assert desk.wanted() == []
+
+
+def test_a_gap_in_the_hints_is_followed_by_a_look_at_all_heads(desk: Desk) -> None:
+    desk.pass_time(0.0)
+    desk.connection.take(AskHeads)
+    desk.hint("beat", 1)
+    desk.hint("beat", 2)
+    desk.pass_time(0.1)
+    assert desk.connection.take(AskHeads) == []
+    desk.hint("beat", 4)
+    desk.pass_time(0.1)
+    assert len(desk.connection.take(AskHeads)) == 1
+
+
+def test_without_any_hint_all_heads_are_looked_at_every_few_seconds(desk: Desk) -> None:
+    for _ in range(3):
+        desk.pass_time(6.0)
+        (ask,) = desk.connection.take(AskHeads)
+        heads = (Head(fragment=0, version=4), Head(fragment=1, version=3))
+        desk.answer(ask, Heads(broker_incarnation="bbbbbbbb", seq=1, heads=heads))
+        assert desk.wanted() == [0]
+
+
+def test_a_verdict_in_the_rows_is_asked_for_until_it_was_delivered(desk: Desk) -> None:
+    row = Row(id=ID, state="rejected", reason="norm")
+    heads = Heads(broker_incarnation="bbbbbbbb", seq=1, heads=(), rows=(row,))
+    desk.answer(AskHeads(), heads)
+    (ask,) = desk.connection.take(AskVersion)
+    values = torch.zeros(desk.flat.num_values[0])
+    head = VersionInfo(fragment=0, version=3, parameters_sha256=parameters_digest(values))
+    desk.answer(ask, VersionReply(head=head, row=row))
+    (_, (arrival,)) = desk.courier.mailbox.take()
+    assert arrival.event == VersionArrived(0, 3, row)
+    desk.answer(AskHeads(), heads)
+    assert desk.connection.take(AskVersion) == []
+
+
+def test_a_version_comes_with_the_decoded_payload_of_the_own_contribution_in_it() -> None:
+    model = Desk()
+    payload = encode("int8", torch.ones(model.flat.num_values[0]))
+    desk = Desk(payloads={ID: payload})
+    desk.submit(Want(0))
+    (ask,) = desk.connection.take(AskVersion)
+    values = torch.zeros(desk.flat.num_values[0])
+    head = VersionInfo(fragment=0, version=3, parameters_sha256=parameters_digest(values))
+    desk.answer(ask, VersionReply(head=head, row=Row(id=ID, state="merged", settled_in=3)))
+    (_, (arrival,)) = desk.courier.mailbox.take()
+    assert arrival.decoded is not None
+    torch.testing.assert_close(arrival.decoded, torch.ones(desk.flat.num_values[0]), atol=0.01, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------ time and broker
+
+
+def test_progress_is_sent_each_heartbeat_and_only_the_newest_is_repeated(desk: Desk) -> None:
+    for _ in range(3):
+        desk.pass_time(Limits().heartbeat_seconds)
+        assert desk.connection.take(Progress) == [Progress(steps=7)]
+
+
+def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Desk) -> None:
+    desk.connection.client.heard_at = 0.0
+    for _ in range(10):
+        desk.pass_time(1.0)
+    assert desk.log.events() == ["broker.lost"]
+    desk.connection.client.heard_at = desk.clock.now()
+    for _ in range(3):
+        desk.pass_time(1.0)
+    assert desk.log.events() == ["broker.lost", "broker.joined"]
+
+
+def make_welcome(**fields: Any) -> Welcome:
+    return Welcome(
+        new_session="cccccccc", protocol=(1, 0), broker_incarnation="bbbbbbbb", seq=5, limits=Limits(), **fields
+    )
+
+
+def test_a_broker_that_comes_back_without_the_run_ends_the_learner_with_what_to_do(desk: Desk) -> None:
+    with pytest.raises(RefusedError, match="store was emptied"):
+        desk.courier._handle(ClientWelcomed(make_welcome()))
+
+
+@pytest.mark.parametrize(("code", "error"), [("fenced", FencedError), ("manifest", RefusedError)])
+def test_a_refusal_ends_the_learner(desk: Desk, code: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        desk.courier._handle(Refused(code, "for a reason"))
+
+
+def test_shards_are_asked_for_again_while_there_are_fewer_than_wanted(desk: Desk) -> None:
+    desk.submit(RequestShards(2, {9: 4}))
+    (ask,) = desk.connection.take(Shards)
+    assert (ask.num_wanted, ask.returned) == (2, {9: 4})
+    desk.answer(ask, ShardsLeased(shards={1: 0}))
+    assert desk.courier.shards == {1: 0}
+    desk.pass_time(6.0)
+    assert desk.connection.take(Shards) == [Shards(num_wanted=2)]
+    desk.answer(ask, ShardsLeased(shards={1: 0, 2: 5}))
+    desk.pass_time(6.0)
+    assert desk.connection.take(Shards) == []
+
+
+def test_the_goodbye_brings_the_last_counters_and_ends_the_thread(desk: Desk) -> None:
+    desk.submit(SayGoodbye())
+    assert [type(message) for message in desk.connection.asked] == [Progress, Leave]
+    desk.answer(desk.connection.asked[-1], Done())
+    assert desk.courier._is_stopping
+
+
+def test_a_courier_that_dies_ends_the_learner_instead_of_leaving_it_alone(desk: Desk) -> None:
+    def poll(timeout: float) -> list[Any]:
+        raise RefusedError("not you")
+
+    desk.connection.poll = poll  # type: ignore[attr-defined]
+    desk.courier.start()
+    desk.courier._thread.join()
+    assert isinstance(desk.courier.mailbox.failure, IslesError)
+    assert desk.connection.is_closed
+
+
+# ------------------------------------------------------------------------------------------------------------- mailbox
+
+
+def test_a_mailbox_keeps_one_version_and_one_cue_of_a_fragment_however_many_come() -> None:
+    mailbox = Mailbox()
+    for version in range(100):
+        mailbox.arrive(Arrival(VersionArrived(0, version, None), torch.zeros(1), None))
+        mailbox.cue(Cued(0, version))
+    facts, arrivals = mailbox.take()
+    assert facts == [Cued(0, 99)]
+    assert [arrival.event.version for arrival in arrivals] == [99]
+    assert mailbox.take() == ([], [])
+
+
+def test_a_mailbox_keeps_facts_in_order_and_the_first_failure() -> None:
+    mailbox = Mailbox()
+    mailbox.post(PayloadEncoded(ID))
+    mailbox.post(Accepted(id=ID))
+    assert mailbox.wait(0.0)
+    assert mailbox.take()[0] == [PayloadEncoded(ID), Accepted(id=ID)]
+    assert not mailbox.wait(0.0)
+    mailbox.fail(RefusedError("first"))
+    mailbox.fail(RefusedError("second"))
+    assert mailbox.wait(0.0)
+    assert str(mailbox.failure) == "first"
