@@ -48,6 +48,7 @@ def describe(model: nn.Module) -> ModelTensors:
     for name, parameter in sorted(model.named_parameters(remove_duplicate=False)):
         owner = owners.setdefault(_place(name, parameter), name)
         if owner != name:
+            _check_tie(name, parameter, owner, specs[owner])
             aliases[name] = owner
             continue
         _check_trainable(name, parameter)
@@ -123,7 +124,7 @@ def _place(name: str, tensor: torch.Tensor) -> _Place:
     """Equal for two tensors that are the same values in the same order; a tensor without values is only itself."""
     if not tensor.numel():
         return (name, 0, 0, (), ())
-    return (str(tensor.device), tensor.data_ptr(), tensor.numel(), tuple(tensor.shape), tensor.stride())
+    return (str(tensor.device), tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tensor.stride())
 
 
 def _check_trainable(name: str, parameter: nn.Parameter) -> None:
@@ -139,13 +140,21 @@ def _check_trainable(name: str, parameter: nn.Parameter) -> None:
         )
 
 
+def _check_tie(name: str, parameter: nn.Parameter, owner: str, spec: TensorSpec) -> None:
+    if parameter.requires_grad != (spec.role == "parameter"):
+        raise ManifestError(
+            f"parameters {name!r} and {owner!r} share their values, but only one of them is trainable: freeze both, or "
+            "give each its own storage"
+        )
+
+
 def _check_overlaps(owners: Mapping[_Place, str]) -> None:
     """Two owners in one stretch of memory would be changed twice."""
     spans = []
-    for (device, start, numel, shape, strides), name in owners.items():
-        if numel:
+    for (device, start, item_bytes, shape, strides), name in owners.items():
+        if item_bytes:
             last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            spans.append((device, start, start + 4 * last, name))
+            spans.append((device, start, start + item_bytes * last, name))
     spans.sort()
     for (device, _, stop, name), (next_device, start, _, next_name) in pairwise(spans):
         if device == next_device and start <= stop:

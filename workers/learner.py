@@ -43,6 +43,8 @@ GOODBYE_SECONDS: Final = 2.0
 """Longest wait for the broker to hear that we leave; it finds out anyway when the lease expires."""
 STEP_SECONDS_SHARE: Final = 0.1
 """Weight of the newest inner step in the moving average that PROGRESS reports."""
+CUT_SHARE_MAX: Final = 0.01
+"""Share of the time that may go into copying checkpoints: for a large model they become rarer than was asked for."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Learner:
         self.seconds_blocked = 0.0
         """Time spent in `step`."""
         self._tokens_now = self._steps_now = 0
-        self._step_seconds = self._stepped_at = self._cut_at = 0.0
+        self._step_seconds = self._stepped_at = self._next_cut = 0.0
 
     # ------------------------------------------------------------------------------------------------- what users call
 
@@ -134,9 +136,11 @@ class Learner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and not self._is_left:
-            self.drain()
-        self.close()
+        try:
+            if kind is None and not self._is_left:
+                self.drain()
+        finally:
+            self.close()
 
     def start(self) -> None:
         """Joins the run, or starts it; returns when the model has the newest version of every fragment.
@@ -164,11 +168,12 @@ class Learner:
             raise
         started.courier.start()
         try:
-            self._take_heads(started, deadline)
+            self._take_heads(started, joined, deadline)
         except BaseException:
             self.close()
             raise
-        self._stepped_at = self._cut_at = self._clock.now()
+        self._stepped_at = self._clock.now()
+        self._next_cut = self._stepped_at + self._checkpoint_seconds
         fields = {"versions": self.versions, "progress": round(self.progress, 4)}
         self._log.info("learner.joined", learner=self._name, region=self._region, **fields)
         if self._num_shards:
@@ -326,11 +331,14 @@ class Learner:
         performer.perform(orders)
         return _Started(record, session, performer, performer.courier)
 
-    def _take_heads(self, started: _Started, deadline: float) -> None:
-        """Waits for the newest version of every fragment that the checkpoint did not bring."""
-        while not started.session.is_ready:
+    def _take_heads(self, started: _Started, joined: Joined, deadline: float) -> None:
+        """Waits for the newest version of every fragment, as far as it was known when this learner joined."""
+        heads = {head.fragment: head.version for head in joined.welcome.heads}
+        while not _is_current(started.session, heads):
             if not started.courier.mailbox.wait(deadline - self._clock.now()):
-                missing = [books.fragment for books in started.session.books if books.base is None]
+                missing = [
+                    fragment for fragment, head in heads.items() if started.session.versions.get(fragment) != head
+                ]
                 raise UnreachableError(
                     f"the broker at {self._address} let this worker in, but its parameters did not arrive within "
                     f"{self._join_timeout_seconds:g} s (fragments {missing}): is the link fast enough for the model?"
@@ -354,17 +362,23 @@ class Learner:
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def _checkpoint_if_due(self) -> None:
-        if self._writer is None or self._clock.now() - self._cut_at < self._checkpoint_seconds:
+        if self._writer is None or self._clock.now() < self._next_cut or self._writer.is_busy:
             return
-        if not self._writer.is_busy:
-            self._cut()
+        self._cut()
 
     def _cut(self) -> None:
-        started = self._running
-        record = started.record
-        checkpoint = started.performer.cut(
+        begun, record = self._clock.now(), self._running.record
+        checkpoint = self._running.performer.cut(
             self._name, self._hello.incarnation, record.run, record.manifest_digest, self.tokens
         )
         if checkpoint is not None and self._writer is not None:
-            self._cut_at = self._clock.now()
+            ended = self._clock.now()
+            self._next_cut = ended + max(self._checkpoint_seconds, (ended - begun) / CUT_SHARE_MAX)
             self._writer.start(checkpoint)
+
+
+def _is_current(session: Session, heads: Mapping[int, int]) -> bool:
+    """Whether training may begin. A deterministic run that goes on applies later versions at their own steps."""
+    if not session.is_ready or session.sync.is_deterministic:
+        return session.is_ready
+    return all(session.versions[fragment] >= version for fragment, version in heads.items())

@@ -85,6 +85,14 @@ def test_two_parameters_of_one_storage_have_one_owner() -> None:
     assert list(tensors.parameters) == ["a.weight"]
 
 
+def test_a_tie_of_a_frozen_and_a_trainable_parameter_is_refused_by_name() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    model["b"].weight = nn.Parameter(model["a"].weight.data)
+    model["a"].weight.requires_grad_(False)
+    with pytest.raises(ManifestError, match=r"'b\.weight' and 'a\.weight' share .* only one"):
+        describe(model)
+
+
 def test_parameters_that_overlap_are_refused_by_name() -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 2, bias=False)})
     model["b"].weight = nn.Parameter(model["a"].weight.data[1:])
