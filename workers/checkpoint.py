@@ -33,7 +33,8 @@ from isles.workers.books import FragmentBooks
 
 FORMAT: Final = 1
 INDEX_NAME: Final = "checkpoint.json"
-TENSORS_PATTERN: Final = "checkpoint-*.safetensors"
+LEFTOVERS: Final = ("checkpoint-*.safetensors", "checkpoint*.tmp", ".tmp*")
+"""Older tensors, and what a crash during a write leaves behind; the last are safetensors' own."""
 HASH_BYTES: Final = 1 << 20
 """Read at a time while hashing."""
 WRITE_SECONDS_MAX: Final = 300.0
@@ -117,9 +118,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     )
     path = folder / INDEX_NAME
     _replace(path, index)
-    for old in folder.glob(TENSORS_PATTERN):
-        if old != tensors_path:
-            old.unlink(missing_ok=True)
+    for pattern in LEFTOVERS:
+        for old in folder.glob(pattern):
+            if old != tensors_path:
+                old.unlink(missing_ok=True)
     return path
 
 

@@ -49,8 +49,8 @@ def test_a_checkpoint_of_any_age_is_safe(make_world: Any, tmp_path: Path, rule: 
         for version in range(1, 5):
             first.train_to(version)
             first.train_until((folder / "checkpoint.json").exists)
-            ages.append(tmp_path / f"age-{version}")
-            shutil.copytree(folder, ages[-1], ignore=shutil.ignore_patterns("*.tmp"))
+            first.learner._writer.wait()
+            ages.append(shutil.copytree(folder, tmp_path / f"age-{version}"))
     for age in ages:
         with world.make(checkpoint_dir=age) as again:
             version = again.version

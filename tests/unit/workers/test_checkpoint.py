@@ -113,9 +113,12 @@ def test_a_crash_before_the_index_was_replaced_leaves_the_older_one(tmp_path: Pa
     (tmp_path / "checkpoint-2-00000000.safetensors").write_bytes(b"whole, but named by no index")
     (tmp_path / "checkpoint-3-00000000.tmp").write_bytes(b"half")
     (tmp_path / "checkpoint.tmp").write_bytes(b"half")
+    (tmp_path / ".tmpAbC").write_bytes(b"half")
     found = read(tmp_path)
     assert found is not None
     assert found.num_steps == 1
+    write_checkpoint(tmp_path, make_checkpoint(num_steps=4))
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @settings(max_examples=25)
