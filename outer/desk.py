@@ -63,8 +63,8 @@ class Services(Protocol):
     def fetch(self, blob: BlobRef, then: Callable[[Payload | None, str], None], *, bytes_max: int) -> None:
         """Brings a blob, or None and the reason."""
 
-    def work(self, job: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Does a long job on the worker thread."""
+    def work(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        """Does what takes long on the worker thread."""
 
 
 @dataclass
@@ -206,8 +206,8 @@ class Desk:
             self.handle(orders.PayloadScreened(contribution.id, reason[:2000]))
             return
         self._payloads[contribution.id] = payload
-        job = partial(screen_payload, contribution, payload, slices=self._slices, sync=self._sync)
-        self._services.work(job, partial(self._take_verdict, contribution.id))
+        call = partial(screen_payload, contribution, payload, slices=self._slices, sync=self._sync)
+        self._services.work(call, partial(self._take_verdict, contribution.id))
 
     def _take_verdict(self, contribution_id: ContributionId, reason: str) -> None:
         if reason:
@@ -244,8 +244,8 @@ class Desk:
 
     def _produce(self, merge: _Merge) -> None:
         payloads = [self._payloads[contribution.id] for contribution in merge.plan.contributions]
-        job = partial(produce, merge.plan, merge.state, payloads, self._sync, num_values=self._num_values)
-        self._services.work(job, partial(self._take_product, merge))
+        call = partial(produce, merge.plan, merge.state, payloads, self._sync, num_values=self._num_values)
+        self._services.work(call, partial(self._take_product, merge))
 
     def _take_product(self, merge: _Merge, product: Product | Failure) -> None:
         if merge is not self._merge:

@@ -278,9 +278,9 @@ class Outer:
             self._fetch_queue.append((blob, bytes_max))
             self._start_fetches()
 
-    def work(self, job: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Does a long job on the worker thread, then calls `then` with its result on this one."""
-        future = self._worker.submit(job)
+    def work(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        """Does what takes long on the worker thread, then calls `then` with its result on this one."""
+        future = self._worker.submit(call)
         future.add_done_callback(lambda done: self._return(done, then))
 
     def _return(self, done: Future[Any], then: Callable[[Any], None]) -> None:
