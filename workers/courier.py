@@ -145,6 +145,8 @@ class Courier:
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._versions = VersionBuilder(connection, flat.num_values, sync.codec_down, log, held)
         self._num_shards_wanted = 0
+        self._returning: dict[int, int] = {}
+        """Data shards that the broker has not taken back yet, with their cursors."""
         self._settled: dict[int, ContributionId] = {}
         self._offer_again: dict[ContributionId, tuple[float, Offer]] = {}
         self._next_beat = self._next_refresh = clock.now()
@@ -207,7 +209,8 @@ class Courier:
                     self._versions.want(order.fragment)
                 case RequestShards():
                     self._num_shards_wanted = order.num_wanted
-                    self._connection.ask(Shards(num_wanted=order.num_wanted, returned=order.returned))
+                    self._returning.update(order.returned)
+                    self._ask_shards()
                 case SayGoodbye():
                     self._connection.ask(self._progress())
                     self._connection.ask(Leave())
@@ -314,6 +317,9 @@ class Courier:
             case AskHeads(), Heads():
                 self._compare(reply.heads, reply.rows)
             case Shards(), ShardsLeased():
+                self._returning = {
+                    shard: cursor for shard, cursor in self._returning.items() if ask.returned.get(shard) != cursor
+                }
                 self._take_shards(reply.shards)
             case Leave(), Done():
                 self._is_stopping = True
@@ -339,6 +345,11 @@ class Courier:
         self._last_seq = welcome.seq
         self._take_shards(welcome.shards)
         self._compare(welcome.heads, welcome.rows)
+
+    def _ask_shards(self) -> None:
+        """One question at a time, with everything that is to be returned: they must not pile up without a broker."""
+        self._connection.client.forget(lambda ask: isinstance(ask, Shards))
+        self._connection.ask(Shards(num_wanted=self._num_shards_wanted, returned=dict(self._returning)))
 
     def _take_shards(self, shards: Mapping[int, int]) -> None:
         self.shards = dict(shards)
@@ -378,7 +389,7 @@ class Courier:
             if not self._connection.client.is_asking(AskHeads):
                 self._connection.ask(AskHeads())
             if len(self.shards) < self._num_shards_wanted and not self._connection.client.is_asking(Shards):
-                self._connection.ask(Shards(num_wanted=self._num_shards_wanted))
+                self._ask_shards()
         for named, (at, offer) in list(self._offer_again.items()):
             if now >= at:
                 del self._offer_again[named]

@@ -14,6 +14,7 @@ from isles.proto.client import Answered, Client, Hinted, Refused
 from isles.proto.client import Welcomed as ClientWelcomed
 from isles.proto.clock import ManualClock
 from isles.proto.codec.torch_codec import decode, encode
+from isles.proto.connection import Connection
 from isles.proto.errors import FencedError, IslesError, RefusedError
 from isles.proto.ids import ContributionId
 from isles.proto.logs import ListLogger
@@ -42,6 +43,7 @@ from isles.proto.messages import (
     VersionReply,
     Welcome,
 )
+from isles.proto.transport.memory import MemoryBroker
 from isles.workers.account import Account
 from isles.workers.courier import Courier, Encode, Forget, RequestShards, SayGoodbye, Want
 from isles.workers.flat import FlatModel, describe
@@ -84,10 +86,8 @@ class FakeConnection:
 class Desk:
     """A courier whose thread does not run: the test takes its turns."""
 
-    def __init__(
-        self, held: dict[int, Held] | None = None, payloads: dict[ContributionId, bytes] | None = None
-    ) -> None:
-        self.connection = FakeConnection()
+    def __init__(self, payloads: dict[ContributionId, bytes] | None = None, connection: Any = None) -> None:
+        self.connection = connection or FakeConnection()
         self.clock = ManualClock()
         self.log = ListLogger()
         model = nn.Linear(40, 5)
@@ -95,12 +95,12 @@ class Desk:
         self.flat = FlatModel(tensors, Manifest.build(tensors.specs, tensors.aliases, 2))
         zeros = {fragment: Held(3, torch.zeros(count)) for fragment, count in enumerate(self.flat.num_values)}
         self.courier = Courier(
-            self.connection,  # type: ignore[arg-type]
+            self.connection,
             SYNC,
             self.flat,
             learner="us-0",
             address="memory",
-            held=zeros if held is None else held,
+            held=zeros,
             payloads=payloads or {},
             shards={},
             progress=lambda: Progress(steps=7),
@@ -344,6 +344,27 @@ def test_shards_are_asked_for_again_while_there_are_fewer_than_wanted(desk: Desk
     assert desk.connection.take(Shards) == []
 
 
+def test_what_is_returned_is_said_until_it_was_heard(desk: Desk) -> None:
+    desk.submit(RequestShards(2, {9: 4}))
+    desk.submit(RequestShards(2, {8: 1}))
+    first, second = desk.connection.take(Shards)
+    assert (first.returned, second.returned) == ({9: 4}, {9: 4, 8: 1})
+    desk.answer(second, ShardsLeased(shards={1: 0}))
+    desk.submit(RequestShards(2, {}))
+    assert desk.connection.take(Shards) == [Shards(num_wanted=2)]
+
+
+def test_questions_do_not_pile_up_while_the_broker_is_away() -> None:
+    broker = MemoryBroker()
+    connection = Connection(Hello(role="worker", id="us-0", incarnation="aaaaaaaa"), broker.connect(), ManualClock())
+    desk = Desk(connection=connection)
+    for _ in range(100):
+        desk.submit(RequestShards(2, {}))
+        desk.submit(Want(0))
+        desk.pass_time(10.0)
+    assert len(connection.client._asked) == 4  # shards, version, heads, progress
+
+
 def test_the_goodbye_brings_the_last_counters_and_ends_the_thread(desk: Desk) -> None:
     desk.submit(SayGoodbye())
     assert [type(message) for message in desk.connection.asked] == [Progress, Leave]
@@ -355,7 +376,7 @@ def test_a_courier_that_dies_ends_the_learner_instead_of_leaving_it_alone(desk: 
     def poll(timeout: float) -> list[Any]:
         raise RefusedError("not you")
 
-    desk.connection.poll = poll  # type: ignore[attr-defined]
+    desk.connection.poll = poll
     desk.courier.start()
     desk.courier._thread.join()
     assert isinstance(desk.courier.mailbox.failure, IslesError)
