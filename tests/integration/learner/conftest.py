@@ -56,6 +56,8 @@ class Toy:
         self.learner = learner
         self.model = model
         self.optimizer = optimizer
+        self.num_tokens = 0
+        """Taken in this process."""
 
     def __enter__(self) -> Self:
         self.learner.start()
@@ -83,6 +85,7 @@ class Toy:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.num_tokens += 10
             self.learner.step(tokens=10, cursor=cursor)
 
     def train_until(self, is_enough: Callable[[], bool], cursor: dict[int, int] | None = None) -> None:
