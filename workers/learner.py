@@ -25,9 +25,10 @@ from torch.optim import Optimizer
 from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection
-from isles.proto.errors import UnreachableError, UsageError
+from isles.proto.errors import ConfigError, UnreachableError, UsageError
+from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
-from isles.proto.messages import Hello, Progress
+from isles.proto.messages import SHARDS_MAX, Hello, Progress
 from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
@@ -43,6 +44,9 @@ GOODBYE_SECONDS: Final = 2.0
 """Longest wait for the broker to hear that we leave; it finds out anyway when the lease expires."""
 STEP_SECONDS_SHARE: Final = 0.1
 """Weight of the newest inner step in the moving average that PROGRESS reports."""
+NAME_RULE: Final = (
+    f"up to {NAME_LENGTH_MAX} lower-case letters, digits, dots, dashes and underscores, no mark at the ends"
+)
 CUT_SHARE_MAX: Final = 0.01
 """Share of the time that may go into copying checkpoints: for a large model they become rarer than was asked for."""
 
@@ -90,8 +94,12 @@ class Learner:
         With a `budget` this learner may start the run if there is none: with `run` as its name, these `sync` settings,
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
         `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
-        With a `checkpoint_dir` of its own it can be restarted. `connect` makes another transport than ZeroMQ.
+        With a `checkpoint_dir` of its own it can be restarted. `connect` makes another transport than ZeroMQ. Raises
+        ConfigError for a name that is none.
         """
+        for what, name in {"learner": learner, "region": region, "run": run or "run"}.items():
+            if not is_name(name):
+                raise ConfigError(f"{what} = {name!r} is no name: {NAME_RULE}")
         self._model = model
         self._optimizer = optimizer
         self._address = broker
@@ -183,9 +191,11 @@ class Learner:
         """Call it after each inner step: `tokens` it learned from, `cursor` data shard -> items taken since the start.
 
         Never waits (but in a deterministic run, for the version that is due). Raises FencedError if a newer
-        incarnation of this learner exists, RefusedError if the broker refuses it for good.
+        incarnation of this learner exists, RefusedError if the broker refuses it for good, UsageError for numbers that
+        cannot be right.
         """
         self._refuse_if_left()
+        _check_step(tokens, cursor or {})
         performer = self._running.performer
         begun = self._clock.now()
         seconds = begun - self._stepped_at
@@ -375,6 +385,16 @@ class Learner:
             ended = self._clock.now()
             self._next_cut = ended + max(self._checkpoint_seconds, (ended - begun) / CUT_SHARE_MAX)
             self._writer.start(checkpoint)
+
+
+def _check_step(tokens: object, cursor: Mapping[int, int]) -> None:
+    """What goes out with a contribution hours later is refused here, where its cause is still on the stack."""
+    is_right = isinstance(tokens, int) and tokens >= 0
+    if not is_right or not all(0 <= shard < SHARDS_MAX and taken >= 0 for shard, taken in cursor.items()):
+        raise UsageError(
+            f"step(tokens={tokens!r}, cursor={cursor!r}): tokens is a count, and a cursor has shards "
+            f"0..{SHARDS_MAX - 1} with the number of items taken from each"
+        )
 
 
 def _is_current(session: Session, heads: Mapping[int, int]) -> bool:

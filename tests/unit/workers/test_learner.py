@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from isles.proto.errors import ConfigError, UsageError
 from isles.workers import Learner
 
 
-def make_learner(**arguments: object) -> Learner:
+def make_learner(**arguments: Any) -> Learner:
     model = nn.Linear(2, 2)
-    return Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), learner="us-0", **arguments)  # type: ignore[arg-type]
+    return Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), **{"learner": "us-0", **arguments})
 
 
 def test_the_constructor_starts_nothing() -> None:
@@ -34,6 +35,18 @@ def test_before_the_start_everything_is_refused_with_what_to_do() -> None:
         with pytest.raises(UsageError, match="with learner"):
             ask()
     learner.close()
+
+
+@pytest.mark.parametrize("what", ["learner", "region", "run"])
+def test_a_name_that_is_none_is_refused_with_the_rule(what: str) -> None:
+    with pytest.raises(ConfigError, match=f"{what} = 'US 0' is no name: up to 64"):
+        make_learner(**{what: "US 0"})
+
+
+@pytest.mark.parametrize("numbers", [{"tokens": -1}, {"tokens": 1.5}, {"tokens": 1, "cursor": {5000: 1}}])
+def test_numbers_that_cannot_be_right_are_refused_at_once(numbers: Any) -> None:
+    with pytest.raises(UsageError, match="tokens is a count"):
+        make_learner().step(**numbers)
 
 
 def test_a_wrong_address_is_refused_when_it_is_used() -> None:
