@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
 from hypothesis import given
@@ -58,13 +59,15 @@ class KilnSettings(BaseModel):
 
 MODELS = {"kiln": KilnSettings, "sync": SyncSettings, "run": RunSettings}
 
+Write = Callable[[str], Path]
+
 
 def kiln(config: Config) -> KilnSettings:
     return config.section("kiln", KilnSettings)
 
 
 @pytest.fixture
-def write(tmp_path: Path):
+def write(tmp_path: Path) -> Write:
     def write_text(text: str) -> Path:
         path = tmp_path / "settings.toml"
         path.write_text(text, encoding="utf-8")
@@ -77,7 +80,7 @@ def flag(key: str, value: str) -> Stated:
     return Stated(key, value, f"the flag {flag_name(key, 'kiln')}")
 
 
-def complaint(**sources) -> str:
+def complaint(**sources: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         resolve(MODELS, **sources)
     text = str(caught.value)
@@ -94,7 +97,7 @@ def test_without_any_source_everything_has_its_default() -> None:
     assert config.stated == {}
 
 
-def test_flags_win_over_variables_over_the_file_over_what_was_there_earlier(write) -> None:
+def test_flags_win_over_variables_over_the_file_over_what_was_there_earlier(write: Write) -> None:
     earlier = [
         Stated("kiln.shelves", 1, "earlier", is_text=False),
         Stated("kiln.label", "old", "earlier", is_text=False),
@@ -106,7 +109,7 @@ def test_flags_win_over_variables_over_the_file_over_what_was_there_earlier(writ
     assert (made.label, made.glaze, made.shelves, made.name) == ("old", "celadon", 4, "flag")
 
 
-def test_the_source_that_won_is_remembered_for_each_setting_that_was_stated(write) -> None:
+def test_the_source_that_won_is_remembered_for_each_setting_that_was_stated(write: Write) -> None:
     file = write("[kiln]\nshelves = 2\ndegrees = 1000")
     config = resolve(MODELS, file=file, flags=[flag("kiln.shelves", "3")])
     assert {key: one.source for key, one in config.stated.items()} == {
@@ -233,7 +236,7 @@ def test_a_wrong_variable_is_named_with_what_is_allowed(variable: str, value: st
         ("x = 1\nx = 2", "settings.toml is no TOML file: "),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_allowed(write, text: str, part: str) -> None:
+def test_a_wrong_file_is_named_with_what_is_allowed(write: Write, text: str, part: str) -> None:
     assert part in complaint(file=write(text))
 
 
@@ -306,7 +309,7 @@ def test_a_bound_that_only_the_wire_needs_is_not_told() -> None:
     assert allowed_values(RunSettings, "seed") == "a whole number of at least 0"
 
 
-def test_the_written_configuration_gives_the_same_one_again(write) -> None:
+def test_the_written_configuration_gives_the_same_one_again(write: Write) -> None:
     first = resolve(
         MODELS, flags=[flag("kiln.degrees", "1250.25"), flag("kiln.label", 'a "b" \\ ü 🏺'), flag("run.rounds", "9")]
     )
