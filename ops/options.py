@@ -83,12 +83,18 @@ class SettingsCommand(click.Command):
         formatter.write_text(SOURCES_TEXT.format(example=variable_name(self._example)))
 
 
-def setting_options(section: str, heading: str, *, own: str, only: Iterable[str] = ()) -> list[click.Parameter]:
-    """One option per setting of a section, or per setting in `only`; flat if it is the command's `own` section."""
+def setting_options(
+    section: str, heading: str, *, own: str, only: Iterable[str] = (), flags: Mapping[str, str] | None = None
+) -> list[click.Parameter]:
+    """One option per setting of a section, or per setting in `only`; flat if it is the command's `own` section.
+
+    `flags` gives single settings another flag, by dotted key.
+    """
     model = section_models()[section]
+    keys = {name: f"{section}.{name}" for name in only or model.model_fields}
     return [
-        SettingOption(f"{section}.{name}", model, _flag(section, name, own), heading)
-        for name in only or model.model_fields
+        SettingOption(key, model, (flags or {}).get(key) or _flag(section, name, own), heading)
+        for name, key in keys.items()
     ]
 
 

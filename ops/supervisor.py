@@ -42,10 +42,11 @@ PHASES: Final = {"finished": "finishing", "interrupted": "draining", "failed": "
 
 
 class Signals:
-    """Counts SIGINT and SIGTERM while it is entered."""
+    """Counts SIGINT and SIGTERM while it is entered; those that nobody takes any more do no harm."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._has_come = False
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -55,10 +56,13 @@ class Signals:
 
     def __exit__(self, *_exception: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Whoever has asked for the end may ask once more while this process is leaving: that must not look like
+            # a crash.
+            signal.signal(number, signal.SIG_IGN if self._has_come else handler)
 
     def _take_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._count += 1
+        self._has_come = True
 
     def take(self) -> int:
         """How many have come since the last call."""
@@ -82,6 +86,7 @@ class Supervisor:
         display: Display,
         logger: Logger,
         clock: Clock,
+        signals: Signals,
     ) -> None:
         """`commands` are the children's command lines after `isles`; `state` is kept up to date in the folder."""
         self._supervision = supervision
@@ -94,6 +99,7 @@ class Supervisor:
         self._display = display
         self._logger = logger
         self._clock = clock
+        self._signals = signals
         self._running: dict[str, ChildProcess] = {}
         self._conclusion: Conclusion | None = None
         self._end: End | None = None
@@ -106,24 +112,31 @@ class Supervisor:
     def run(self) -> End:
         """Until the end."""
         try:
-            with Signals() as signals:
-                self._perform(self._supervision.start(self._clock.now()))
-                while self._end is None:
-                    self._step(signals)
-                return self._end
+            self._perform(self._supervision.start(self._clock.now()))
+            while self._end is None:
+                self._step()
+            return self._end
         finally:
             self._stop_rest()
             self._display.close()
             self._write_state()
 
-    def _step(self, signals: Signals) -> None:
+    def _step(self) -> None:
         is_new = self._watch.poll(POLL_SECONDS)
-        events = [*self._observations(is_new), *self._exits(), *(Interrupted() for _ in range(signals.take())), Tick()]
+        events = [
+            *self._observations(is_new),
+            *self._exits(),
+            *(Interrupted() for _ in range(self._signals.take())),
+            Tick(),
+        ]
         if self._conclusion is not None and (concluded := self._conclusion.poll(self._clock.now())) is not None:
             self._conclusion = None
             events.append(concluded)
         for event in events:
+            status = self._supervision.status
             self._perform(self._supervision.handle(event, self._clock.now()))
+            if self._supervision.status != status:
+                self._logger.info("run.stopping", status=self._supervision.status, text=self._supervision.text)
             if isinstance(event, ChildExited):
                 self._note_exit(event)
         self._show()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,19 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.brokers.settings import BrokerSettings
 from isles.ops.extension import check_extension, extend_store
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.run_folder import RunFolder, State, choose_address, write_whole
 from isles.ops.settings import LogSettings, UpSettings, section_models
+from isles.outer.settings import OuterSettings
 from isles.proto.agreement import Budget
-from isles.proto.config import Config, RunSettings, Stated, resolve
-from isles.proto.errors import ConfigError, UsageError
+from isles.proto.config import Config, RunSettings, Stated, flag_name, resolve
+from isles.proto.errors import ConfigError
+from isles.proto.transport.address import Address
+from isles.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from isles.ops.summary import Summary
     from isles.ops.supervision import End, Role
+    from isles.ops.supervisor import Signals
+    from isles.ops.watch import StatusWatch
+    from isles.proto.logs import Logger
 
 TEXT: Final = """Train on this machine: one broker, one outer, workers and an evaluator, supervised.
 
@@ -35,6 +38,10 @@ AGREED_SECTIONS: Final = ("run", "sync", "task")
 """What a run's record holds: it is settled when the run begins."""
 BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
+UP_FLAGS: Final = {"worker.device": "--device"}
+"""Flags that this command alone has."""
+ANY_HOST: Final = frozenset({"0.0.0.0", "[::]", "*"})
+"""To be listened on, not to be dialled."""
 WORKER_KEY: Final = re.compile(r"^worker\.(?P<worker>[a-z0-9][a-z0-9._-]*)\.(?P<name>[a-z_-]+)=(?P<value>.*)$")
 
 
@@ -44,7 +51,9 @@ def build(name: str) -> click.Command:
     parameters: list[click.Parameter] = [
         *setting_options("up", "The run on this machine", own="up"),
         *setting_options("run", "The run", own="up", only=run),
-        *setting_options("worker", "Every worker", own="up", only=("step_seconds", "device")),
+        *setting_options(
+            "worker", "Every worker", own="up", only=("step_seconds", "device"), flags={"worker.device": "--device"}
+        ),
         *setting_options("sync", "Synchronisation", own="up"),
         *setting_options("task", "The task gpt", own="up"),
         *shared_options(),
@@ -64,8 +73,11 @@ def _up(*, stated: Sequence[Stated], config_file: Path | None, assignments: Sequ
         single = _single_workers(config, {**state.worker_settings, **_read_single(assignments)})
         summary = folder.read_summary()
         if summary is not None and summary.get("status") == "finished" and not _is_longer(folder, config):
-            return _show_finished(folder, summary, _budget(config), is_json=is_json)
+            from isles.ops.outcome import tell_again
+
+            return tell_again(folder, summary, _budget(config), is_json=is_json)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
+        config = _settle(folder, state, config, has_port="broker.port" in asked.stated)
         return _run(folder, state, config, is_json=is_json)
 
 
@@ -128,30 +140,48 @@ def _single_workers(config: Config, single: Mapping[str, str]) -> dict[str, str]
     return dict(single)
 
 
-def _commands(folder: RunFolder, config: Config, state: State) -> dict[str, tuple[Role, list[str]]]:
+def _settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -> Config:
+    """The configuration with this folder's address and paths in it, so that it suits a worker started by hand as well.
+
+    `has_port` means that somebody chose the broker's port for this very start; else the one of the last start is taken
+    again, or a free one.
+    """
+    broker = config.section("broker", BrokerSettings)
+    host = "127.0.0.1" if broker.host in ANY_HOST else broker.host
+    is_fixed = has_port and broker.port
+    address = Address(host, *broker.ports) if is_fixed else choose_address(state.address, host)
+    state.address = str(address)
+    places: dict[str, dict[str, Any]] = {
+        "broker": {"port": address.control_port, "store": folder.store.resolve()},
+        "worker": {"broker": state.address, "checkpoint_dir": folder.workers.resolve()},
+        "outer": {"broker": state.address, "id": config.section("outer", OuterSettings).id or "outer"},
+        "evaluator": {"broker": state.address},
+    }
+    if "worker.device" in config.stated and "evaluator.device" not in config.stated:
+        places["evaluator"]["device"] = config.section("worker", WorkerSettings).device
+    sections = {name: section.model_copy(update=places.get(name, {})) for name, section in config.sections.items()}
+    return replace(config, sections=sections)
+
+
+def _commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> dict[str, tuple[Role, list[str]]]:
     """Child -> role and command line, in the order in which they start."""
     settings = config.section("up", UpSettings)
-    common = ["--config", str(folder.config), "--exit-with-parent"]
 
-    def command(role: str, name: str, *arguments: str) -> list[str]:
-        return [role, *arguments, *common, "--log-file", str(folder.log(name))]
+    def command(role: str, name: str, *own: str) -> list[str]:
+        return [role, *own, "--config", str(folder.config), "--log-file", str(folder.log(name)), "--exit-with-parent"]
 
-    port = state.address.rpartition(":")[2].partition(",")[0]
     children: dict[str, tuple[Role, list[str]]] = {
-        "broker": ("broker", command("broker", "broker", "--store", str(folder.store), "--port", port)),
-        "outer": ("outer", command("outer", "outer", "--id", "outer", "--broker", state.address)),
+        "broker": ("broker", command("broker", "broker")),
+        "outer": ("outer", command("outer", "outer")),
     }
     if settings.has_evaluator:
-        children["evaluator"] = ("evaluator", command("evaluate", "evaluator", "--broker", state.address))
+        children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
     for worker, region in settings.worker_ids.items():
-        own = [
-            part
-            for key, value in state.worker_settings.items()
-            if key.rpartition(".")[0] == worker
-            for part in (f"--{key.rpartition('.')[2]}".replace("_", "-"), value)
-        ]
-        place = ["--checkpoint-dir", str(folder.workers), "--broker", state.address]
-        children[worker] = ("worker", command("worker", worker, "--id", worker, "--region", region, *place, *own))
+        own = ["--id", worker, "--region", region]
+        for key, value in single.items():
+            if key.rpartition(".")[0] == worker:
+                own += [flag_name(f"worker.{key.rpartition('.')[2]}", "worker"), value]
+        children[worker] = ("worker", command("worker", worker, *own))
     return children
 
 
@@ -159,31 +189,69 @@ def _commands(folder: RunFolder, config: Config, state: State) -> dict[str, tupl
 
 
 def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> int:
+    from isles.ops.outcome import RunFailedError, tell, write_summary
+    from isles.ops.supervisor import Signals
+    from isles.ops.watch import watch
+    from isles.proto.logs import make_logger
+
+    folder.write_state(state)
+    extend_store(folder.store, _budget(config))
+    write_whole(folder.config, config.to_toml())
+    folder.summary.unlink(missing_ok=True)
+    logger = make_logger("up", folder.path.name, file=folder.log("up"), level=config.section("log", LogSettings).level)
+    logger.info("process.started", version=version("isles"), settings=config.sections["up"].model_dump(mode="json"))
+    seen = watch(state.address)
+    with Signals() as signals:
+        try:
+            end, culprit = _supervise(folder, state, config, seen, logger, signals, is_silent=is_json)
+        finally:
+            seen.close()
+        summary = write_summary(
+            folder,
+            end,
+            seen.status,
+            seen.reports,
+            wall_seconds=state.wall_seconds,
+            restarts=state.restarts,
+            culprit=culprit,
+        )
+        logger.info("run.finished", status=summary.status, summary=summary.model_dump(mode="json"))
+        folder.tidy()
+        if is_json:
+            click.echo(summary.model_dump_json(indent=2))
+        else:
+            tell(folder, summary, _budget(config))
+    if end.status == "failed":
+        raise RunFailedError(summary.text)
+    return end.exit_code
+
+
+def _supervise(
+    folder: RunFolder,
+    state: State,
+    config: Config,
+    seen: StatusWatch,
+    logger: Logger,
+    signals: Signals,
+    *,
+    is_silent: bool,
+) -> tuple[End, str]:
+    """Runs all processes to the end of the run; how it ended, and the child to blame if it failed."""
     from rich.console import Console
 
     from isles.ops.children import child_environment
     from isles.ops.display import View, make_display
     from isles.ops.supervision import Supervision
     from isles.ops.supervisor import Supervisor
-    from isles.ops.watch import watch
     from isles.proto.clock import SystemClock
-    from isles.proto.logs import make_logger
 
     settings, clock = config.section("up", UpSettings), SystemClock()
-    state.address = str(choose_address(state.address))
-    folder.write_state(state)
-    extend_store(folder.store, _budget(config))
-    write_whole(folder.config, config.to_toml())
-    folder.summary.unlink(missing_ok=True)
-    children = _commands(folder, config, state)
+    children = _commands(folder, config, state.worker_settings)
     supervision = Supervision.of(
         [(name, role) for name, (role, _) in children.items()],
         drain_seconds=settings.drain_seconds,
         stall_seconds=settings.stall_seconds,
     )
-    logger = make_logger("up", folder.path.name, file=folder.log("up"), level=config.section("log", LogSettings).level)
-    logger.info("process.started", version=version("isles"), settings=settings.model_dump(mode="json"))
-    console = Console()
     view = View(
         run_dir=folder.path,
         budget=_budget(config),
@@ -192,94 +260,17 @@ def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> i
         started_at=clock.now(),
         restarts_before=sum(state.restarts.values()),
     )
-    seen = watch(state.address)
-    try:
-        end = Supervisor(
-            supervision,
-            {name: command for name, (_, command) in children.items()},
-            child_environment(len(settings.worker_ids)),
-            folder=folder,
-            state=state,
-            watch=seen,
-            view=view,
-            display=make_display(console, is_silent=is_json),
-            logger=logger,
-            clock=clock,
-        ).run()
-    finally:
-        seen.close()
-    summary = _summarise(folder, state, end, view, culprit=supervision.culprit)
-    write_whole(folder.summary, summary.model_dump_json(indent=2) + "\n")
-    logger.info("run.finished", status=summary.status, summary=summary.model_dump(mode="json"))
-    folder.tidy()
-    _print_summary(console, folder, summary, _budget(config), is_json=is_json)
-    if end.status == "failed":
-        raise RunFailedError(summary.text)
-    return end.exit_code
-
-
-class RunFailedError(UsageError):
-    """A run that cannot proceed; the text says why and where to look."""
-
-    exit_code = 1
-
-
-def _summarise(folder: RunFolder, state: State, end: End, view: Any, *, culprit: str) -> Summary:
-    from isles.ops.export import read_description
-    from isles.ops.summary import summarise
-
-    text = end.text
-    if culprit:
-        words = folder.last_words(culprit)
-        text += (f": {words}" if words else "") + f" (more in {folder.log(culprit)})"
-    try:
-        corpus = str(read_description(folder.model).get("corpus_sha256", ""))
-    except UsageError:
-        corpus = ""
-    return summarise(
-        view.status,
-        view.reports,
-        ended=end.status,
-        text=text,
-        wall_seconds=state.wall_seconds,
-        restarts=state.restarts,
-        corpus_sha256=corpus,
+    supervisor = Supervisor(
+        supervision,
+        {name: command for name, (_, command) in children.items()},
+        child_environment(len(settings.worker_ids)),
+        folder=folder,
+        state=state,
+        watch=seen,
+        view=view,
+        display=make_display(Console(), is_silent=is_silent),
+        logger=logger,
+        clock=clock,
+        signals=signals,
     )
-
-
-# --------------------------------------------------------------------------------------------------------- what it says
-
-
-def _print_summary(console: Console, folder: RunFolder, summary: Summary, budget: Budget, *, is_json: bool) -> None:
-    if is_json:
-        click.echo(summary.model_dump_json(indent=2))
-        return
-    from isles.ops.display import render_summary
-
-    console.print(render_summary(summary))
-    for what, command in _next_steps(folder, summary.status, budget):
-        console.print(f"  [dim]{what:16}[/] {command}", soft_wrap=True, highlight=False)
-
-
-def _next_steps(folder: RunFolder, status: str, budget: Budget) -> list[tuple[str, str]]:
-    if status != "finished":
-        return [("go on", f"isles up --run-dir {folder.path}"), ("logs", str(folder.logs))]
-    longer = f"--tokens {2 * budget.tokens}" if budget.tokens else f"--rounds {2 * (budget.rounds or 1)}"
-    return [
-        ("parameters", str(folder.model)),
-        ("try them", f'isles sample --run-dir {folder.path} --prompt "def "'),
-        ("train longer", f"isles up --run-dir {folder.path} {longer}"),
-        ("start over", f"isles up --run-dir {folder.path}-2, or delete {folder.path} first"),
-    ]
-
-
-def _show_finished(folder: RunFolder, found: dict[str, Any], budget: Budget, *, is_json: bool) -> int:
-    from rich.console import Console
-
-    from isles.ops.summary import Summary
-
-    if is_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _print_summary(Console(), folder, Summary.model_validate(found), budget, is_json=False)
-    return 0
+    return supervisor.run(), supervision.culprit

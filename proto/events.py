@@ -60,5 +60,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     # up
     "child.started": ("child", "pid"),
     "child.died": ("child", "code", "restart_seconds"),
+    "child.killed": ("child",),
+    "run.stopping": ("status", "text"),
     "run.finished": ("status", "summary"),
 }
