@@ -31,6 +31,8 @@ EVENTS_SHOWN: Final = 5
 SPARK_WIDTH: Final = 24
 STALE_SECONDS: Final = 5.0
 """Without an answer of the broker for this long the figures are shown as old."""
+PROGRESS_TOLD: Final = 0.02
+"""A share of the run that must have passed before its pace means anything."""
 REGION_COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
@@ -51,11 +53,21 @@ class View:
     reports: Sequence[ReportInfo] = ()
     restarts_before: int = 0
     phase: str = "starting"
+    progress_at_start: tuple[float, float] | None = None
+    """The first progress that was seen after this start, and when: what is left is estimated from there."""
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
 
     def note(self, now: float, text: str) -> None:
         """Remembers something that happened."""
         self.events.append((now - self.started_at, text))
+
+    def seconds_left(self, now: float) -> float | None:
+        """How long it takes at the pace since the start; None until that can be told."""
+        if self.progress_at_start is None or self.status is None:
+            return None
+        first, at = self.progress_at_start
+        gained, left = self.status.progress - first, 1.0 - self.status.progress
+        return (now - at) * left / gained if gained >= PROGRESS_TOLD and left > 0 else None
 
     @property
     def num_restarts(self) -> int:
@@ -178,7 +190,7 @@ def render(view: View, now: float) -> RenderableType:
     """The whole screen."""
     parts: list[RenderableType] = [_title(view, now), Text()]
     if view.status is not None and view.status.run:
-        parts += [_figures(view, view.status), Text()]
+        parts += [_figures(view, view.status, now), Text()]
     parts += [_process_table(view, now)]
     for seconds, text in view.events:
         parts.append(Text.assemble((f"{clock_text(seconds)}  ", "dim"), text))
@@ -196,7 +208,7 @@ def _title(view: View, now: float) -> Text:
     return title
 
 
-def _figures(view: View, status: Status) -> RenderableType:
+def _figures(view: View, status: Status, now: float) -> RenderableType:
     totals = status.totals
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -206,11 +218,12 @@ def _figures(view: View, status: Status) -> RenderableType:
     else:
         done = f"{amount(totals.tokens_merged)} in {totals.rounds_committed} of {view.budget.rounds} rounds"
     speed = sum(learner.tokens_per_second for learner in status.learners if learner.is_live)
+    left = view.seconds_left(now) if view.phase == "training" else None
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
         ProgressBar(total=1.0, completed=status.progress, width=30),
         Text(percent(status.progress), style="bold"),
-        Text(f"{done}, {rate(speed)}/s"),
+        Text(f"{done}, {rate(speed)}/s" + ("" if left is None else f", {seconds_text(left)} left")),
     )
     grid.add_row("tokens", bar)
     grid.add_row("loss", _loss(view))
@@ -246,7 +259,7 @@ def _loss(view: View) -> Text:
 
 
 def _process_table(view: View, now: float) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     for name in ("process", "region", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("steps", "tokens/s", "s/step", "last seen", "restarts"):

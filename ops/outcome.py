@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 
 from isles.ops.display import render_summary
 from isles.ops.export import read_description
 from isles.ops.run_folder import RunFolder, write_whole
 from isles.ops.summary import Summary, summarise
 from isles.ops.supervision import End
+from isles.ops.wording import make_console
 from isles.proto.agreement import Budget
 from isles.proto.errors import UsageError
 from isles.proto.messages import ReportInfo, Status
@@ -59,7 +59,7 @@ def write_summary(
 
 def tell(folder: RunFolder, summary: Summary, budget: Budget) -> None:
     """Prints the summary and what can be done next."""
-    console = Console()
+    console = make_console()
     console.print(render_summary(summary))
     for what, command in next_steps(folder, summary.status, budget):
         console.print(f"  [dim]{what:16}[/] {command}", soft_wrap=True, highlight=False)

@@ -12,6 +12,7 @@ from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from isles.proto.messages import Status
 
@@ -41,9 +42,9 @@ def build(name: str) -> click.Command:
         if is_json:
             click.echo(json.dumps(as_json(answer, time.time()), indent=2))
         else:
-            from rich.console import Console
+            from isles.ops.wording import make_console
 
-            console = Console()
+            console = make_console()
             for part in render(answer, time.time(), broker):
                 console.print(part)
         return 0
@@ -95,31 +96,33 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
     live = sum(learner.is_live for learner in status.learners)
     head = Text()
     head.append(f"run {status.run}", style="bold")
+    head.append(f" at {address}\n")
     head.append(
-        f" at {address}, {percent(status.progress)} done, broker up for {seconds_text(status.uptime_seconds)}\n"
-    )
-    head.append(
-        f"{amount(totals.tokens_merged)} of {amount(totals.tokens_produced)} tokens merged in "
-        f"{totals.rounds_committed} rounds; {live} of {len(status.learners)} learners live; "
-        f"{amount(status.num_parameters)} parameters in {len(status.fragments)} fragments\n"
-    )
-    head.append(
-        f"contributions: {totals.merged} merged, {sum(status.num_pending.values())} pending, "
-        f"{totals.rejected} rejected, {totals.expired} expired; "
+        f"{percent(status.progress)} done: {amount(totals.tokens_merged)} of {amount(totals.tokens_produced)} tokens "
+        f"merged in {totals.rounds_committed} rounds\n"
+        f"{live} of {len(status.learners)} learners live, {amount(status.num_parameters)} parameters, broker up for "
+        f"{seconds_text(status.uptime_seconds)}\n"
+        f"{totals.merged} contributions merged, {sum(status.num_pending.values())} pending, "
+        f"{totals.rejected} rejected, {totals.expired} expired\n"
         f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )
     return [head, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
 
 
-def _learner_table(status: Status, unix: float) -> RenderableType:
+def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("region", "learner", "state"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    for name in left:
         table.add_column(name, no_wrap=True)
-    for name in ("steps", "tokens", "tokens/s", "s/step", "shards", "last seen"):
+    for name in right:
         table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _learner_table(status: Status, unix: float) -> Table:
+    table = _table(("region", "learner", "state"), ("steps", "tokens", "tokens/s", "s/step", "shards", "last seen"))
     for learner in sorted(status.learners, key=lambda one: (one.region, one.learner)):
         table.add_row(
             learner.region,
@@ -130,34 +133,28 @@ def _learner_table(status: Status, unix: float) -> RenderableType:
             rate(learner.tokens_per_second),
             f"{learner.step_seconds:.3g}",
             str(learner.num_shards),
-            f"{seconds_text(max(0.0, unix - learner.last_seen_unix))} ago",
+            seconds_text(max(0.0, unix - learner.last_seen_unix)),
         )
     return table
 
 
-def _fragment_table(status: Status, unix: float) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-
+def _fragment_table(status: Status, unix: float) -> Table:
     holders = {lease.fragment: lease for lease in status.leases}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("fragment", "version", "tokens", "in it", "pending", "committed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("leased by", "parameters"):
-        table.add_column(name, no_wrap=True)
+    table = _table(("fragment",), ("version", "tokens", "merged", "pending", "committed"))
+    table.add_column("outer", no_wrap=True)
+    table.add_column("epoch", justify="right")
     for fragment in status.fragments:
         lease = holders.get(fragment.fragment)
-        age = seconds_text(max(0.0, unix - fragment.committed_unix)) + " ago" if fragment.committed_unix else ""
-        held = "" if lease is None else f"{lease.holder}, epoch {lease.epoch}"
+        is_held = lease is not None and lease.expires_seconds >= 0
         table.add_row(
             str(fragment.fragment),
             str(fragment.version),
             amount(fragment.tokens_total),
             str(fragment.num_participants),
             str(status.num_pending.get(fragment.fragment, 0)),
-            age,
-            f"[dim]{held}, expired[/]" if lease is not None and lease.expires_seconds < 0 else held,
-            fragment.parameters_sha256[:12],
+            seconds_text(max(0.0, unix - fragment.committed_unix)) if fragment.committed_unix else "",
+            "" if lease is None else lease.holder if is_held else f"[dim]{lease.holder}, expired[/]",
+            "" if lease is None else str(lease.epoch),
         )
     return table
 

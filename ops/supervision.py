@@ -189,7 +189,7 @@ class Supervision:
             case Interrupted():
                 if self.status == "interrupted":
                     return self._stop_at_once("stopped at once; what the workers had not handed in is lost")
-                self._close("interrupted", "interrupted", now)
+                self._close("interrupted", "stopped as asked", now)
             case Concluded():
                 self._take_conclusion(event)
         return [*self._advance(now), *self._tick(now)]

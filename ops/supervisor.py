@@ -231,6 +231,8 @@ class Supervisor:
         view, status = self._view, self._watch.status
         view.status, view.status_at, view.reports = status, self._watch.status_at, self._watch.reports
         view.unix = self._clock.unix()
+        if view.progress_at_start is None and self._live and status is not None:
+            view.progress_at_start = (status.progress, self._clock.now())
         if self._supervision.status is not None:
             view.phase = PHASES[self._supervision.status]
         else:

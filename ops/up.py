@@ -237,12 +237,11 @@ def _supervise(
     is_silent: bool,
 ) -> tuple[End, str]:
     """Runs all processes to the end of the run; how it ended, and the child to blame if it failed."""
-    from rich.console import Console
-
     from isles.ops.children import child_environment
     from isles.ops.display import View, make_display
     from isles.ops.supervision import Supervision
     from isles.ops.supervisor import Supervisor
+    from isles.ops.wording import make_console
     from isles.proto.clock import SystemClock
 
     settings, clock = config.section("up", UpSettings), SystemClock()
@@ -268,7 +267,7 @@ def _supervise(
         state=state,
         watch=seen,
         view=view,
-        display=make_display(Console(), is_silent=is_silent),
+        display=make_display(make_console(), is_silent=is_silent),
         logger=logger,
         clock=clock,
         signals=signals,

@@ -1,11 +1,24 @@
-"""Numbers as a person reads them. Pure."""
+"""Numbers as a person reads them, and where they are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BARS: Final = "▁▂▃▄▅▆▇█"
+FILE_WIDTH: Final = 120
+"""Columns of a table that goes into a file or a pipe."""
+
+
+def make_console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for any table where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def amount(value: float) -> str:

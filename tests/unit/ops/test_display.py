@@ -102,6 +102,15 @@ def test_the_screen_shows_progress_loss_participants_bits_and_every_process(view
         assert part in text, part
 
 
+def test_the_time_that_is_left_is_told_once_the_pace_is_known(view: View) -> None:
+    assert view.seconds_left(50.0) is None
+    view.progress_at_start = (0.05, 30.0)
+    assert view.seconds_left(50.0) == pytest.approx(20 * 0.75 / 0.2)
+    assert "1 min 15 s left" in text_of(render(view, 50.0))
+    view.progress_at_start = (0.24, 30.0)
+    assert view.seconds_left(50.0) is None
+
+
 def test_the_screen_fits_eighty_columns(view: View) -> None:
     assert max(map(len, text_of(render(view, 50.0), width=80).splitlines())) <= 80
 

@@ -259,4 +259,4 @@ def test_no_way_of_dying_leaves_the_run_waiting_for_ever(world: World) -> None:
             world.handle(Concluded(fault="nobody answered"))
         if ends(world.orders):
             break
-    assert ends(world.orders) == [End("interrupted", "interrupted; nobody answered")]
+    assert ends(world.orders) == [End("interrupted", "stopped as asked; nobody answered")]

@@ -1,0 +1,76 @@
+"""What `isles status` prints: tables for a person, plain values for a program."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from isles.ops.status import as_json, render
+from isles.proto.messages import LearnerInfo, LeaseInfo, ReportInfo, Status, Totals, VersionInfo
+
+
+@pytest.fixture
+def status() -> Status:
+    """Two learners in two regions, one of them gone; two fragments, one leased."""
+    learners = tuple(
+        LearnerInfo(
+            learner=f"{region}-0", region=region, incarnation="cd" * 8, is_live=region == "us", last_seen_unix=seen,
+            steps=40, tokens=123_456, tokens_per_second=321.0, step_seconds=0.5, num_shards=16,
+        )
+        for region, seen in (("us", 998.0), ("eu", 900.0))
+    )  # fmt: skip
+    fragments = tuple(
+        VersionInfo(fragment=n, version=n + 3, parameters_sha256="0" * 64, tokens_total=5000, committed_unix=940.0)
+        for n in range(2)
+    )
+    return Status(
+        run="demo", broker_incarnation="ab" * 8, uptime_seconds=75, progress=0.5, num_parameters=1000,
+        learners=learners, fragments=fragments, num_pending={1: 2},
+        leases=(
+            LeaseInfo(fragment=0, holder="outer", epoch=4, expires_seconds=2.0),
+            LeaseInfo(fragment=1, holder="other", epoch=5, expires_seconds=-2.0),
+        ),
+        reports=(ReportInfo(seq=1, name="validation_loss", value=2.5, versions={0: 3}, reporter="e", unix=990.0),),
+        totals=Totals(rounds_committed=7, tokens_merged=5000, tokens_produced=6000, merged=14),
+    )  # fmt: skip
+
+
+def text_of(status: Status, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for part in render(status, 1000.0, "tcp://127.0.0.1:7700"):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_tables_name_every_learner_fragment_lease_and_figure(status: Status) -> None:
+    text = text_of(status)
+    for part in (
+        "run demo", "50.0 % done", "1 of 2 learners live", "2 pending", "us-0", "eu-0", "live", "gone", "2.0 s",
+        "1 min 40 s", "outer", "other, expired", "validation_loss 2.5000", "1 min 00 s",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_tables_fit_eighty_columns_without_loss(status: Status) -> None:
+    text = text_of(status)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+def test_a_broker_without_a_run_says_so(status: Status) -> None:
+    assert "has no run yet" in text_of(status.model_copy(update={"run": ""}))
+
+
+def test_the_plain_values_group_learners_by_region_with_their_ages(status: Status) -> None:
+    found = json.loads(json.dumps(as_json(status, 1000.0)))
+    assert found["regions"]["eu"][0]["last_seen_seconds"] == 100.0
+    assert found["regions"]["us"][0]["is_live"] is True
+    assert [fragment["version"] for fragment in found["fragments"]] == [3, 4]
+    assert [fragment["num_pending"] for fragment in found["fragments"]] == [0, 2]
+    assert found["leases"][0] == {"fragment": 0, "holder": "outer", "epoch": 4, "expires_seconds": 2.0}
+    assert found["reports"][0]["value"] == 2.5
+    assert found["totals"]["merged"] == 14
