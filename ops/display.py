@@ -28,6 +28,7 @@ REDRAW_SECONDS: Final = 0.25
 LINE_SECONDS: Final = 10.0
 """Between two lines where nobody watches."""
 EVENTS_SHOWN: Final = 5
+BAR_WIDTH: Final = 24
 SPARK_WIDTH: Final = 24
 STALE_SECONDS: Final = 5.0
 """Without an answer of the broker for this long the figures are shown as old."""
@@ -190,7 +191,7 @@ def render(view: View, now: float) -> RenderableType:
     """The whole screen."""
     parts: list[RenderableType] = [_title(view, now), Text()]
     if view.status is not None and view.status.run:
-        parts += [_figures(view, view.status, now), Text()]
+        parts += [_figures(view, view.status), Text()]
     parts += [_process_table(view, now)]
     for seconds, text in view.events:
         parts.append(Text.assemble((f"{clock_text(seconds)}  ", "dim"), text))
@@ -201,6 +202,9 @@ def _title(view: View, now: float) -> Text:
     name = view.status.run if view.status is not None and view.status.run else view.run_dir.name
     title = Text.assemble(("isles ", "bold cyan"), (name, "bold"), ("  ", ""), (view.phase, "green"))
     title.append(f"  {seconds_text(now - view.started_at)}", style="dim")
+    left = view.seconds_left(now) if view.phase == "training" else None
+    if left is not None:
+        title.append(f", {seconds_text(left)} left", style="dim")
     title.append(f"  {view.run_dir}", style="dim")
     if view.status_at is not None and now - view.status_at > STALE_SECONDS:
         title.append(f"  the broker has not answered for {seconds_text(now - view.status_at)}", style="yellow")
@@ -208,22 +212,21 @@ def _title(view: View, now: float) -> Text:
     return title
 
 
-def _figures(view: View, status: Status, now: float) -> RenderableType:
+def _figures(view: View, status: Status) -> RenderableType:
     totals = status.totals
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True, min_width=6)
     grid.add_column(no_wrap=True)
     if view.budget.tokens:
         done = f"{amount(totals.tokens_merged)} of {amount(view.budget.tokens)}"
     else:
         done = f"{amount(totals.tokens_merged)} in {totals.rounds_committed} of {view.budget.rounds} rounds"
     speed = sum(learner.tokens_per_second for learner in status.learners if learner.is_live)
-    left = view.seconds_left(now) if view.phase == "training" else None
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
-        ProgressBar(total=1.0, completed=status.progress, width=30),
+        ProgressBar(total=1.0, completed=status.progress, width=BAR_WIDTH),
         Text(percent(status.progress), style="bold"),
-        Text(f"{done}, {rate(speed)}/s" + ("" if left is None else f", {seconds_text(left)} left")),
+        Text(f"{done}, {rate(speed)}/s"),
     )
     grid.add_row("tokens", bar)
     grid.add_row("loss", _loss(view))

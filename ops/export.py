@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,10 +136,18 @@ def write_parameters(address: str, output: Path, timeout: float) -> str:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, temporary, metadata={METADATA_KEY: json.dumps(describe(record, parameters), sort_keys=True)})
+        temporary.chmod(0o666 & ~_umask())  # the library makes files that nobody else may read
         temporary.replace(output)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror or error}") from error
     return f"wrote {amount(sum(values.numel() for values in tensors.values()))} parameters to {output}"
+
+
+def _umask() -> int:
+    """What this process leaves out when it makes a file; can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def describe(record: RunRecord, parameters: GlobalParameters) -> dict[str, object]:

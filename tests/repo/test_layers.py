@@ -12,6 +12,8 @@ PURE_MODULES = (
     "brokers.membership",
     "brokers.retained",
     "brokers.router",
+    "ops.summary",
+    "ops.supervision",
     "outer.grace",
     "outer.ledger",
     "outer.quorum",

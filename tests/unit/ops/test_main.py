@@ -1,0 +1,84 @@
+"""The command line ends with one sentence and the exit code of what went wrong, never with a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+from isles.ops import main
+from isles.proto.errors import FencedError, IslesError, RefusedError, StoreLockedError, UnreachableError, UsageError
+
+
+@pytest.fixture
+def run_raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """Runs a command that raises."""
+
+    def run(error: BaseException) -> int:
+        @click.command("status")
+        def status() -> None:
+            raise error
+
+        monkeypatch.setattr(main.Commands, "get_command", lambda _self, _context, _name: status)
+        return main.run(["status"])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("mend it"), 2),
+        (StoreLockedError("mend it"), 2),
+        (RefusedError("mend it"), 3),
+        (FencedError("mend it"), 4),
+        (UnreachableError("mend it"), 5),
+        (click.ClickException("mend it"), 1),
+    ],
+)
+def test_an_error_that_is_raised_on_purpose_is_a_sentence_and_its_code(
+    error: IslesError, code: int, run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_raising(error) == code
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "isles: mend it\n")
+
+
+def test_a_text_of_several_lines_becomes_one(
+    run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_raising(UsageError("first\n  second"))
+    assert capsys.readouterr().err == "isles: first second\n"
+
+
+def test_an_interrupt_is_exit_code_130(run_raising: Callable[[BaseException], int]) -> None:
+    assert run_raising(KeyboardInterrupt()) == 130
+    assert run_raising(click.Abort()) == 130
+
+
+def test_a_mistake_of_ours_is_logged_with_its_traceback_and_told_in_a_sentence(
+    run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_raising(LookupError("no such thing")) == 70
+    log, sentence = capsys.readouterr().err.splitlines()
+    assert '"event": "process.failed"' in log
+    assert "Traceback" in log
+    assert sentence == "isles: unexpected LookupError: no such thing (a mistake of isles: see the log)"
+
+
+def test_a_mistake_that_was_logged_already_is_not_logged_twice(
+    run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = LookupError("x")
+    error.is_logged = True  # type: ignore[attr-defined]
+    run_raising(error)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_reader_that_left_is_no_error(
+    run_raising: Callable[[BaseException], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    assert run_raising(BrokenPipeError()) == 0
