@@ -245,15 +245,39 @@ def test_each_process_may_be_killed_and_the_run_completes(up: Up, tmp_path: Path
     for n, victim in enumerate(("us-0", "broker", "outer", "evaluator"), 1):
         wait_for(process, lambda n=n: count_rounds(run_dir) >= 6 * n, f"round {6 * n}")  # type: ignore[misc]
         os.kill(pids(run_dir)[victim], signal.SIGKILL)
+    wait_for(process, lambda: count_rounds(run_dir) >= 30, "round 30")
+    for pid in pids(run_dir).values():
+        os.kill(pid, signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 0, err
     summary = summary_of(run_dir)
-    assert summary["restarts_by_process"] == {"us-0": 1, "broker": 1, "outer": 1, "evaluator": 1}
+    assert summary["restarts_by_process"] == {"us-0": 2, "us-1": 1, "broker": 2, "outer": 2, "evaluator": 2}
     assert summary["contributions"]["rejected"] == 0
     committed = [
         (one["fragment"], one["version"]) for one in events_of(run_dir, "broker") if one["event"] == "round.committed"
     ]
     assert len(set(committed)) == len(committed) <= summary["rounds_committed"]
+
+
+def test_a_worker_started_by_hand_with_the_runs_settings_joins_where_the_run_is(up: Up, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = up("--workers=us=1", "--rounds=100000")
+    wait_for(process, lambda: count_rounds(run_dir) >= 4, "round 4")
+    log = run_dir / "logs" / "late.jsonl"
+    command = [ISLES, "worker", "--config", run_dir / "config.toml", "--id", "late", "--region", "asia"]
+    with subprocess.Popen([str(part) for part in (*command, "--log-file", log)]) as late:
+        try:
+            wait_for(process, lambda: has_event(run_dir, "late", "learner.joined"), "joining")
+            joined = next(one for one in events_of(run_dir, "late") if one["event"] == "learner.joined")
+            assert sum(joined["versions"].values()) >= 4
+            late.send_signal(signal.SIGTERM)
+            assert late.wait(RUN_SECONDS) == 0
+        finally:
+            late.kill()
+    assert has_event(run_dir, "late", "learner.drained")
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert summary_of(run_dir)["num_learners"] == 2
 
 
 def count_rounds(run_dir: Path) -> int:
