@@ -17,8 +17,10 @@ from typing import NamedTuple
 import click
 import pytest
 
+from isles.ops import up
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
+from isles.ops.run_folder import RunFolder
 from isles.ops.settings import section_models
 from isles.proto.config import Stated, from_assignment, resolve, variable_name
 from isles.proto.events import EVENTS
@@ -238,6 +240,14 @@ def test_every_isles_command_in_the_docs_is_accepted() -> None:
         tasks = [one.value for one in stated if one.key == "run.task"]
         models = section_models(has_own_task=bool(tasks) and tasks[-1] != "gpt")
         resolve(models, flags=stated)
+
+
+def test_every_kill_in_the_docs_hits_one_process_of_the_demo() -> None:
+    children = up._commands(RunFolder(Path("runs/demo")), resolve(section_models()), {})
+    lines = [" ".join(["isles", *arguments]) for _, arguments in children.values()]
+    patterns = [(place, words[words.index("-f") + 1]) for place, words in commands("sh") if words[0] == "pkill"]
+    assert patterns
+    assert [one for one in patterns if sum(re.search(one[1], line) is not None for line in lines) != 1] == []
 
 
 def test_every_make_target_in_the_docs_exists() -> None:
