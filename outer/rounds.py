@@ -223,8 +223,8 @@ class Rounds:
         return out
 
     def _forget_settled(self) -> list[Instruction]:
-        """Rows that are no longer pending; those of the plan are still needed."""
-        needed = set(self._pending)
+        """Rows that are no longer pending; those of the plan and of a settlement under way are still needed."""
+        needed = self._pending.keys() | self._settling
         if self._plan is not None:
             needed.update(contribution.id for contribution in self._plan.contributions)
         gone = tuple(sorted({*self._verdicts, *self._screening} - needed))

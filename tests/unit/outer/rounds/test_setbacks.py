@@ -140,3 +140,17 @@ def test_no_timer_stands_in_the_past_once_it_has_fired(
         if bench.has(List):
             bench.look(rows, learners)
     assert bench.tell(Merged(plan, bench.blobs))
+
+
+def test_a_row_that_comes_back_while_it_is_being_settled_stays_out(
+    bench: Bench, rows: list[Contribution], learners: list[LearnerInfo]
+) -> None:
+    bench.look(rows[:1], learners)
+    bench.tell(PayloadScreened(rows[0].id, "not finite"))
+    bench.tell(Hinted())
+    bench.look([], learners)
+    bench.tell(Hinted())
+    bench.look(rows[:1], learners)
+    assert bench.state is State.IDLE
+    bench.tell(Settled(fragment=0))
+    assert bench.state is State.IDLE
