@@ -153,7 +153,7 @@ def _hello_fault(hello: Hello, record: RunRecord | None) -> Error | None:
             f"{record.run} has {record.manifest_digest[:12]}: build the model from the run's task and settings",
         )
     if difference := record.first_difference(dict(hello.stated)):
-        return Error(code="settings", text=difference)
+        return Error(code="settings", text=difference[: retained.TEXT_MAX])
     return None
 
 

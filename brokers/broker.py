@@ -44,6 +44,7 @@ OWN_FAULTS: Final = (
     LookupError,
     TypeError,
     ValueError,
+    sqlite3.IntegrityError,
 )
 """What a mistake of ours raises: it costs the one event that ran into it, not the process."""
 

@@ -43,6 +43,9 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
         return refuse(arrival, Error(code="conflict", text=text))
     assert state.record is not None
     horizon = state.record.sync.horizon_versions
+    if len(contribution.norms) > state.num_tensors(name.fragment):
+        text = f"contribution {name} has {len(contribution.norms)} norms, its fragment fewer tensors"
+        return refuse(arrival, Error(code="broken-rule", text=text))
     answer = retained.judge_offer(state.index, contribution, horizon_versions=horizon)
     if isinstance(answer, Expired):
         fields = {"base_version": contribution.base_version, "head": answer.head}
@@ -58,7 +61,7 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
 def take_upload(state: State, session: Session, arrival: MessageArrived, message: Upload) -> list[Instruction]:
     """UPLOAD: GRANT, or STORED if the bytes are here already."""
     blob = message.blob
-    if state.index.blob(blob.digest) == blob:
+    if state.index.blob(blob.digest) == blob and blob.digest not in state.damaged:
         state.index.put_blob(blob, state.unix)
         return reply(arrival, Stored(digest=blob.digest))
     upload = state.uploads.find(session.owner, blob, is_contribution=False)
@@ -99,6 +102,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
     if upload is None:
         return []
     blob, contribution = upload.blob, upload.contribution
+    state.damaged.discard(blob.digest)
     if contribution is None:
         state.index.put_blob(blob, state.unix)
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))

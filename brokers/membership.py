@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from isles.brokers.store.index import Index, StoredLearner
-from isles.proto.messages import LearnerInfo, Progress
+from isles.proto.messages import COUNT_MAX, LearnerInfo, Progress
 
 RATE_SECONDS: Final = 10.0
 """Time constant of the moving average of a learner's rate: a few heartbeats, a few rounds."""
@@ -128,8 +128,8 @@ class Membership:
                 incarnation=known.incarnation,
                 is_live=known.is_live,
                 last_seen_unix=known.last_seen_unix,
-                tokens=known.tokens_before + known.tokens,
-                steps=known.steps_before + known.steps,
+                tokens=min(COUNT_MAX, known.tokens_before + known.tokens),
+                steps=min(COUNT_MAX, known.steps_before + known.steps),
                 tokens_per_second=max(0.0, known.tokens_per_second),
                 step_seconds=known.step_seconds,
                 num_shards=num_shards.get(name, 0),
@@ -141,7 +141,7 @@ class Membership:
     @property
     def tokens_produced(self) -> int:
         """Of all learners and all their incarnations, up to their last PROGRESS."""
-        return sum(known.tokens_before + known.tokens for known in self._learners.values())
+        return min(COUNT_MAX, sum(known.tokens_before + known.tokens for known in self._learners.values()))
 
     def flush(self) -> None:
         """Writes what has changed since the last time; a broker that dies loses at most that."""

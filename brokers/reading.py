@@ -32,7 +32,7 @@ HISTORY_INGREDIENTS_MAX: Final = 4096
 def take_ask_version(state: State, session: Session, arrival: MessageArrived, message: AskVersion) -> list[Instruction]:
     """ASK_VERSION: the way to the head, with the asker's own row."""
     learner = session.id if session.role == "worker" else ""
-    answer = retained.version_reply(state.index, message.fragment, message.base_version, learner)
+    answer = retained.version_reply(state.index, message.fragment, message.base_version, learner, state.damaged)
     return respond(arrival, answer)
 
 

@@ -6,12 +6,16 @@ durable. So an answer never promises what a crash could take back.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+from typing import Final
+
 from isles.brokers.store.index import Commitment, Index, StoredRow
 from isles.proto.agreement import RunRecord
 from isles.proto.errors import MessageError
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
+    COUNT_MAX,
     Accepted,
     BlobRef,
     Commit,
@@ -34,6 +38,9 @@ from isles.proto.messages import (
     VersionInfo,
     VersionReply,
 )
+
+TEXT_MAX: Final = 1000
+"""Characters of another's words that are repeated in an answer."""
 
 RUN_RECORD = "run_record"
 INITIALISER = "initialiser"
@@ -74,7 +81,7 @@ def init(index: Index, message: Init, *, initialiser: str, unix: float) -> Messa
     try:
         manifest = Manifest.from_text(record.manifest)
     except MessageError as error:
-        return Error(code="manifest", text=str(error))
+        return Error(code="manifest", text=str(error)[:TEXT_MAX])
     if fault := _init_fault(index, message, manifest):
         return Error(code="broken-rule", text=fault)
     index.put_value(RUN_RECORD, record.model_dump_json().encode())
@@ -307,7 +314,7 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
         version=version,
         epoch=message.epoch,
         parameters_sha256=message.parameters_sha256,
-        tokens_total=head.tokens_total + tokens,
+        tokens_total=min(COUNT_MAX, head.tokens_total + tokens),
         num_participants=len(ingredients),
         update=message.update,
         parameters=message.parameters,
@@ -359,8 +366,13 @@ def own_row(index: Index, learner: str, fragment: int) -> Row | None:
     return None if row is None else row.shown()
 
 
-def version_reply(index: Index, fragment: int, base_version: int | None, learner: str) -> Message:
-    """The way from a version to the head, by updates or by whole parameters, whichever is fewer bytes."""
+def version_reply(
+    index: Index, fragment: int, base_version: int | None, learner: str, damaged: AbstractSet[str] = frozenset()
+) -> Message:
+    """The way from a version to the head, by updates or by whole parameters, whichever is fewer bytes.
+
+    Digests in `damaged` cannot be read at the moment; the other way is taken if one of them is in the way.
+    """
     head = index.head(fragment)
     if head is None:
         return Error(code="not-found", text=f"there is no fragment {fragment} in this run")
@@ -373,23 +385,24 @@ def version_reply(index: Index, fragment: int, base_version: int | None, learner
     row = own_row(index, learner, fragment)
     if base_version == head.version:
         return VersionReply(head=head, row=row)
-    updates = None if base_version is None else _chain(index, fragment, base_version, head.version)
-    if updates is not None and (
-        head.parameters is None or sum(blob.size_bytes for blob in updates) < head.parameters.size_bytes
-    ):
+    updates = None if base_version is None else _chain(index, fragment, base_version, head.version, damaged)
+    parameters = None if head.parameters is None or head.parameters.digest in damaged else head.parameters
+    if updates is not None and (parameters is None or sum(blob.size_bytes for blob in updates) < parameters.size_bytes):
         return VersionReply(head=head, updates=updates, row=row)
-    if head.parameters is None:
-        return Error(code="not-found", text=f"fragment {fragment} has neither all updates nor parameters of its head")
+    if parameters is None:
+        return Error(code="not-found", text=f"fragment {fragment} has no undamaged way to its head")
     return VersionReply(head=head, is_snapshot=True, row=row)
 
 
-CHAIN_MAX = 256
+CHAIN_MAX: Final = 256
 """Longest chain of updates looked at: by far longer ones than a snapshot is worth."""
 
 
-def _chain(index: Index, fragment: int, base_version: int, head: int) -> tuple[BlobRef, ...] | None:
+def _chain(
+    index: Index, fragment: int, base_version: int, head: int, damaged: AbstractSet[str]
+) -> tuple[BlobRef, ...] | None:
     if head - base_version > CHAIN_MAX:
         return None
     versions = index.versions(fragment, base_version + 1, head - base_version)
-    updates = tuple(info.update for info in versions if info.update is not None)
+    updates = tuple(info.update for info in versions if info.update is not None and info.update.digest not in damaged)
     return updates if len(updates) == head - base_version else None

@@ -16,6 +16,7 @@ from isles.brokers.store.index import Index
 from isles.brokers.uploads import Uploads
 from isles.brokers.vocabulary import Bytes, Instruction, Publish, Send
 from isles.proto.agreement import RunRecord
+from isles.proto.manifest import Manifest
 from isles.proto.messages import Channel, Hint, Message
 
 HintKind = Literal["contribution", "version", "settled", "initialised", "report", "beat"]
@@ -39,6 +40,8 @@ class State:
     """Of the last hint."""
     bytes_down: int = 0
     """Payload bytes sent to workers and evaluators, not yet in the index."""
+    damaged: set[str] = field(default_factory=set)
+    """Digests of blobs that could not be read; sending one again mends it."""
     hinted_at: float = field(init=False)
     started_at: float = field(init=False)
     sessions: Sessions = field(init=False)
@@ -47,6 +50,7 @@ class State:
     membership: Membership = field(init=False)
     leases: Leases = field(init=False)
     _record: RunRecord | None = None
+    _num_tensors: list[int] | None = None
 
     def __post_init__(self) -> None:
         settings, now = self.settings, self.now
@@ -66,6 +70,14 @@ class State:
         if self._record is None:
             self._record = retained.run_record(self.index)
         return self._record
+
+    def num_tensors(self, fragment: int) -> int:
+        """How many tensors a fragment of the run has; 0 if there is no such fragment."""
+        if self._num_tensors is None:
+            assert self.record is not None
+            manifest = Manifest.from_text(self.record.manifest)
+            self._num_tensors = [len(fragment.tensor_names) for fragment in manifest.fragments]
+        return self._num_tensors[fragment] if fragment < len(self._num_tensors) else 0
 
     def send(self, token: str, channel: Channel, message: Message, payload: Bytes | None = None) -> list[Instruction]:
         """Says something to a session, wherever it was last heard on the channel."""

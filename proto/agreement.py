@@ -41,7 +41,7 @@ class SyncSettings(BaseModel):
     )
     codec_up: CodecName = Field(default="int4", description="codec of the deltas that learners send")
     codec_down: CodecName = Field(default="int4", description="codec of the updates that the outer publishes")
-    apply_rule: ApplyRule = Field(default="rebase", description="how a learner applies a new version")
+    apply_rule: ApplyRule = Field(default="overwrite", description="how a learner applies a new version")
     blend_alpha: Share = Field(default=0.5, description="share of the live parameters kept by blend and hybrid")
     books: Books = Field(
         default="exact", description="exact counts every piece of work once; published follows the papers' rules"
@@ -50,7 +50,7 @@ class SyncSettings(BaseModel):
         default=1, description="K: distinct learners that a round waits for"
     )
     overlap_steps: NotNegative = Field(
-        default=3.0, description="tau: inner steps that a synchronisation may take without anybody noticing"
+        default=4.0, description="tau: inner steps that a synchronisation may take without anybody noticing"
     )
     grace_share: Share = Field(default=0.9, description="gamma: share of the slack that the grace window may use")
     grace_min_seconds: NotNegative = Field(default=0.0, description="shortest grace window, in seconds")
@@ -59,7 +59,7 @@ class SyncSettings(BaseModel):
     merge_rule: MergeRule = Field(default="mean", description="how the deltas of a round become one outer gradient")
     outer_learning_rate: Positive = Field(default=0.7, description="step of the outer optimizer")
     outer_momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
-        default=0.9, description="Nesterov momentum of the outer optimizer; 0 makes it plain SGD"
+        default=0.5, description="Nesterov momentum of the outer optimizer; 0 makes it plain SGD"
     )
     has_fractional_steps: bool = Field(
         default=True, description="whether a partial round takes a partial outer step (fraction f)"

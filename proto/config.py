@@ -30,7 +30,7 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
 HUGE: Final = 2**53
 """A bound from here on says what a field of the wire holds, which is of no use to a person."""
-DEFAULT_TOKENS: Final = 2_000_000
+DEFAULT_TOKENS: Final = 1_600_000
 """Budget of a run to which nobody gave one."""
 
 _Section = TypeVar("_Section", bound=BaseModel)

@@ -42,7 +42,10 @@ TENSORS_PER_FRAGMENT_MAX: Final = 65_536
 
 Role = Literal["worker", "outer", "evaluator", "operator"]
 RowState = Literal["pending", "merged", "rejected"]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+COUNT_MAX: Final = 2**53 - 1
+"""Exact in a float, too; sums of counts stop here."""
+
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Text = Annotated[str, Field(max_length=2000)]
 Cursor = Annotated[dict[Annotated[int, Field(ge=0, lt=SHARDS_MAX)], Count], Field(max_length=SHARDS_MAX)]
 """Data shard -> number of items taken from it since the beginning of the run."""

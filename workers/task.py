@@ -106,10 +106,10 @@ class TaskSettings(BaseModel):
     )
     heads: Annotated[int, Field(ge=1, le=1024)] = Field(default=2, description="attention heads per layer")
     context: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        default=128, description="bytes that the model sees at once, and the length of a training row"
+        default=64, description="bytes that the model sees at once, and the length of a training row"
     )
-    batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description="rows per inner step and learner")
-    learning_rate: Positive = Field(default=3e-3, description="peak of the inner learning rate")
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=4, description="rows per inner step and learner")
+    learning_rate: Positive = Field(default=2e-3, description="peak of the inner learning rate")
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.05, description="share of the run in which the learning rate rises to its peak"
     )

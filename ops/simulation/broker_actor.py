@@ -24,7 +24,7 @@ DISK_FREE_BYTES = 1 << 40
 Crash = Literal["before commit", "before answers"]
 
 
-class _Crashed(Exception):
+class _CrashError(Exception):
     """Rolls back the transaction under way."""
 
 
@@ -67,8 +67,8 @@ class BrokerActor:
             with self.index.transaction():
                 instructions = self.router.handle(event, now, UNIX_AT_ZERO + now)
                 if crash == "before commit":
-                    raise _Crashed
-        except _Crashed:
+                    raise _CrashError
+        except _CrashError:
             self.crash()
             return
         self.on_durable(instructions)

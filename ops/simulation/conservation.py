@@ -22,12 +22,12 @@ from isles.ops.simulation.outer_actor import OuterActor, make_version, ref_of
 from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair
 from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
 from isles.proto.client import Send
-from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.ids import ContributionId
+from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import Accepted, Hint, Init, Initialised, Message, VersionInfo
 
-TURNS_FAULTY: Final = 260
-TURNS_CALM_MAX: Final = 4_000
+TURNS_FAULTY: Final = 110
+TURNS_CALM_MAX: Final = 1_500
 """Bound on the calm phase: a world that is not drained by then is stuck."""
 TURN_SECONDS: Final = 0.25
 CHECKPOINTS_KEPT: Final = 4
@@ -109,9 +109,9 @@ class World:
             num_shards=8,
         )
         self._increments: dict[tuple[Lane, int], int] = {}
-        self._poisoned: dict[Lane, bool] = {}
+        self._poisoned: dict[tuple[Lane, str], bool] = {}
         self.broker = BrokerActor(settings, self.draw_token, on_durable=self._see)
-        self.heads = {fragment: (ZERO, ZERO) for fragment in range(self.num_fragments)}
+        self.heads = dict.fromkeys(range(self.num_fragments), (ZERO, ZERO))
         """Fragment -> parameters and remainder of the newest version."""
         self.num_versions = dict.fromkeys(self.heads, 0)
         self.accepted: set[ContributionId] = set()
@@ -141,11 +141,11 @@ class World:
         """What an inner step on this item adds, the same whenever it is asked."""
         return self._increments.setdefault((lane, fragment), self.chance.randint(-9, 9))
 
-    def is_poisoned(self, lane: Lane) -> bool:
-        """Whether a contribution with this item must fail the screen."""
-        if lane not in self._poisoned:
-            self._poisoned[lane] = self.chance.random() < self.faults.poison
-        return self._poisoned[lane]
+    def is_poisoned(self, lane: Lane, outer: str) -> bool:
+        """Whether a contribution with this item fails the screen of this outer."""
+        if (lane, outer) not in self._poisoned:
+            self._poisoned[lane, outer] = self.chance.random() < self.faults.poison
+        return self._poisoned[lane, outer]
 
     # ---------------------------------------------------------------------------------------------------------- actors
 
@@ -204,7 +204,8 @@ class World:
 
     def _collect(self) -> None:
         """Puts on its way what the actors have to say."""
-        for connection, actor in [*self.learners.items(), *self.outers.items()]:
+        actors: dict[bytes, LearnerActor | OuterActor] = {**self.learners, **self.outers}
+        for connection, actor in actors.items():
             self.letters += [_Letter(connection, True, send) for send in actor.outbox]
             actor.outbox.clear()
         self.letters += [_Letter(send.connection, False, send) for send in self.broker.outbox]
@@ -348,6 +349,7 @@ class World:
         assert head.version == self.num_versions[fragment] + 1, "versions are not contiguous"
         ids = [ingredient.id for ingredient in head.recipe.ingredients]
         assert not self.merged.intersection(ids), "a contribution is merged twice"
+        assert not self.rejected.intersection(ids), "a rejected contribution is merged"
         deltas = [self._stored(ingredient.digest) for ingredient in head.recipe.ingredients]
         made = make_version(before, remainder, deltas)
         parameters = made["parameters"]

@@ -56,7 +56,8 @@ class OuterActor:
     name: str
     incarnation: str
     sync: SyncSettings
-    is_poisoned: Callable[[Lane], bool]
+    is_poisoned: Callable[[Lane, str], bool]
+    """(lane, outer) -> whether this outer rejects a contribution with this item: opinions differ."""
     draw_token: Callable[[], str]
     outbox: list[Send] = field(default_factory=list)
     timers: dict[int, float] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class OuterActor:
         for fragment in self.rounds:
             self._order(fragment, orders.Hinted(), now)
 
-    # ---------------------------------------------------------------------------------------------- orders of the rounds
+    # ----------------------------------------------------------------------------------------- orders of the rounds
 
     def _order(self, fragment: int, event: orders.Event, now: float) -> None:
         for instruction in self.rounds[fragment].handle(event, now):
@@ -132,7 +133,7 @@ class OuterActor:
             if not self._screening[digest]:
                 del self._screening[digest]
 
-    # ------------------------------------------------------------------------------------------------------------ merging
+    # ------------------------------------------------------------------------------------------------------ merging
 
     def _begin_merge(self, fragment: int, plan: orders.Plan, now: float) -> None:
         blobs = [*state_blobs(plan.head), *(contribution.blob for contribution in plan.contributions)]
@@ -164,7 +165,7 @@ class OuterActor:
     def _value(self, blob: BlobRef | None) -> Pair:
         return ZERO if blob is None else Pair.decode(self._blobs[blob.digest])
 
-    # --------------------------------------------------------------------------------------------------- news of the core
+    # --------------------------------------------------------------------------------------------- news of the core
 
     def _ask(self, message: Message, now: float) -> None:
         self._carry_out(self.client.ask(message, now), now)
@@ -206,6 +207,7 @@ class OuterActor:
                 Commit(fragment=fragment),
                 Committed() | Stale() | Fenced(),
             ):
+                assert isinstance(reply, Settled | Committed | Stale | Fenced)
                 self._order(fragment, reply, now)
             case List(fragment=fragment), Error(text=text):
                 self._order(fragment, orders.AskFailed("list", text), now)
@@ -221,7 +223,7 @@ class OuterActor:
     def _take_blob(self, digest: str, now: float) -> None:
         for contribution in self._screening.pop(digest, []):
             lanes = Pair.decode(self._blobs[digest]).lanes
-            reason = "poison" if any(self.is_poisoned(lane) for lane in lanes) else ""
+            reason = "poison" if any(self.is_poisoned(lane, self.name) for lane in lanes) else ""
             self._order(contribution.id.fragment, orders.PayloadScreened(contribution.id, reason), now)
         for fragment, merging in list(self._merging.items()):
             if merging.wanted.pop(digest, None):

@@ -1,8 +1,8 @@
 """The training text as 1,024 virtual shards, and a reader of those that a learner holds.
 
-A shard is a contiguous range of the text's bytes, cut into windows of context + 1 bytes of which neighbours share one:
-the last target of a window is the first input of the next. No byte is copied and no file is written; a shard is
-arithmetic. The broker leases shards to learners, each with its *cursor*: the number of windows taken from it since the
+The text is cut into windows of context + 1 bytes of which neighbours share one: the last target of a window is the
+first input of the next. The windows are dealt to the shards in turn, so that every shard, and thereby every learner,
+reads from everywhere in the text. No byte is copied and no file is written; a shard is arithmetic. The broker leases shards to learners, each with its *cursor*: the number of windows taken from it since the
 run began. A cursor alone says what comes next, so a shard goes from learner to learner without repeating or skipping
 anything but what its last holder had not yet handed in.
 
@@ -43,7 +43,7 @@ class ShardPlan:
             UsageError: a shard would not hold one window.
         """
         if self.windows_per_shard < 1:
-            needed = self.num_shards * (self.context + 1)
+            needed = self.num_shards * self.context + 1
             raise UsageError(
                 f"the corpus has {self.num_bytes} bytes of training text, but {self.num_shards} shards of at least one "
                 f"window of {self.context + 1} bytes need {needed}: add text or lower task.context"
@@ -52,7 +52,7 @@ class ShardPlan:
     @property
     def windows_per_shard(self) -> int:
         """The same for every shard: a pass is over after this many windows."""
-        return (self.num_bytes // self.num_shards - 1) // self.context
+        return (self.num_bytes - 1) // self.context // self.num_shards
 
     def order(self, shard: int, pass_number: int) -> list[int]:
         """The windows of a shard in the order of one pass: a permutation of range(windows_per_shard).
@@ -64,8 +64,8 @@ class ShardPlan:
         return [int(i) for i in np.argsort(keys.random_raw(self.windows_per_shard), kind="stable")]
 
     def start(self, shard: int, window: int) -> int:
-        """Offset in the text of a window's first byte; the window ends context + 1 bytes later, within the shard."""
-        return shard * self.num_bytes // self.num_shards + window * self.context
+        """Offset in the text of a window's first byte; the window ends context + 1 bytes later."""
+        return (window * self.num_shards + shard) * self.context
 
 
 class ShardReader:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -13,13 +12,17 @@ from isles.workers.data.shards import NUM_SHARDS, ShardPlan, ShardReader, valida
 
 CONTEXT = 4
 PLAN = ShardPlan(num_bytes=250, context=CONTEXT, seed=7, num_shards=10)
-"""Ten shards of 25 bytes: six windows each."""
+"""Ten shards of six windows each: window w of shard s starts at byte 4 * (10 w + s)."""
 TEXT = torch.arange(250, dtype=torch.uint8)
 """Each byte is its own offset, so that a window tells where it came from."""
 
 
 def reader(shards: dict[int, int], batch_size: int = 3) -> ShardReader:
     return ShardReader(TEXT, PLAN, batch_size, shards)
+
+
+def shard_of(start: int) -> int:
+    return start // CONTEXT % PLAN.num_shards
 
 
 def starts(subject: ShardReader, num_batches: int) -> list[int]:
@@ -67,7 +70,7 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 def test_a_batch_takes_one_window_of_each_of_as_many_shards_as_it_can() -> None:
     subject = reader(dict.fromkeys(range(5), 0), batch_size=3)
-    drawn = [start // 25 for start in starts(subject, 5)]
+    drawn = [shard_of(start) for start in starts(subject, 5)]
     assert drawn[:3] == [0, 1, 2]
     assert drawn[3:6] == [3, 4, 0]
     assert Counter(drawn) == dict.fromkeys(range(5), 3)
@@ -104,7 +107,7 @@ def test_a_shard_that_is_lost_is_not_read_again() -> None:
     subject = reader({1: 0, 2: 0, 3: 0})
     subject.next_batch()
     subject.replace({2: 1, 6: 0})
-    assert {start // 25 for start in starts(subject, 4)} == {2, 6}
+    assert {shard_of(start) for start in starts(subject, 4)} == {2, 6}
     assert set(subject.cursors) == {2, 6}
 
 
@@ -146,7 +149,7 @@ def test_shards_that_the_plan_does_not_have_are_refused_and_nothing_changes(leas
 
 
 def test_a_text_too_short_for_its_shards_is_refused_with_the_size_it_needs() -> None:
-    needed = NUM_SHARDS * 65
+    needed = NUM_SHARDS * 64 + 1
     assert ShardPlan(num_bytes=needed, context=64).windows_per_shard == 1
     with pytest.raises(UsageError, match=f"need {needed}"):
         ShardPlan(num_bytes=needed - 1, context=64)
@@ -154,19 +157,16 @@ def test_a_text_too_short_for_its_shards_is_refused_with_the_size_it_needs() -> 
 
 @settings(max_examples=50, deadline=None)
 @given(num_bytes=st.integers(1, 5000), context=st.integers(1, 60), num_shards=st.integers(1, 50))
-def test_shards_never_share_a_byte_and_lose_at_most_a_window_each(
+def test_windows_follow_each_other_through_the_text_dealt_to_the_shards_in_turn(
     num_bytes: int, context: int, num_shards: int
 ) -> None:
-    if num_bytes < num_shards * (context + 1):
+    if num_bytes < num_shards * context + 1:
         return
     plan = ShardPlan(num_bytes=num_bytes, context=context, num_shards=num_shards)
-    spans = [
-        (plan.start(shard, 0), plan.start(shard, plan.windows_per_shard - 1) + context + 1)
-        for shard in range(num_shards)
-    ]
-    assert all(end <= following for (_, end), (following, _) in itertools.pairwise(spans))
-    assert spans[-1][1] <= num_bytes
-    assert num_bytes - sum(end - start for start, end in spans) <= num_shards * (context + 1)
+    starts = [plan.start(shard, window) for window in range(plan.windows_per_shard) for shard in range(num_shards)]
+    assert starts == [context * number for number in range(len(starts))]
+    assert starts[-1] + context + 1 <= num_bytes
+    assert num_bytes - (starts[-1] + context + 1) <= num_shards * context
 
 
 def test_validation_windows_are_fixed_spread_over_the_text_and_never_overlap() -> None:
