@@ -252,3 +252,9 @@ def test_a_client_may_have_so_many_uploads_and_not_more(empty_stage: Stage) -> N
     most = empty_stage.settings.uploads_per_client_max
     answers = [worker.ask(Upload(blob=blob_of(str(number).encode()))) for number in range(most + 1)]
     assert [type(answer) for answer in answers] == [Grant] * most + [RetryAfter]
+
+
+def test_a_refusal_of_a_very_long_setting_still_fits_its_message(stage: Stage) -> None:
+    answer = stage.member("worker", "us-1").join(stated={"sync.merge_rule": "x" * 4000})
+    assert isinstance(answer, Error)
+    assert answer.code == "settings"

@@ -334,3 +334,10 @@ def test_bytes_that_were_refused_in_the_end_are_swept(
     stage.is_disk_slow = False
     stage.advance(stage.settings.flush_seconds)
     assert blob_of(data).digest not in stage.blobs.blobs
+
+
+def test_more_norms_than_tensors_are_refused(worker: Member, contribute: Make) -> None:
+    contribution = contribute(worker, 0).model_copy(update={"norms": (1.0, 2.0)})
+    answer = worker.ask(Offer(contribution=contribution))
+    assert isinstance(answer, Error)
+    assert "norms" in answer.text

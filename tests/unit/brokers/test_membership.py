@@ -9,7 +9,17 @@ import pytest
 from isles.brokers.membership import Membership
 from isles.brokers.stage import Member, Stage
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
-from isles.proto.messages import Contribution, LearnerInfo, Leave, Offer, Progress, Shards, ShardsLeased, Welcome
+from isles.proto.messages import (
+    COUNT_MAX,
+    Contribution,
+    LearnerInfo,
+    Leave,
+    Offer,
+    Progress,
+    Shards,
+    ShardsLeased,
+    Welcome,
+)
 
 
 def info_of(stage: Stage, learner: str) -> LearnerInfo:
@@ -143,3 +153,12 @@ def test_a_cursor_never_goes_back() -> None:
     membership.advance_shards("us-1", {0: 30})
     membership.advance_shards("us-1", {0: 20})
     assert membership.lease_shards("us-1", 2, {0: 10}) == {0: 30, 1: 0}
+
+
+def test_absurd_counters_spoil_nobodys_status(stage: Stage, worker: Member) -> None:
+    worker.ask(Progress(tokens=COUNT_MAX))
+    newer = stage.member("worker", "us-1", "a2" * 8)
+    newer.join()
+    newer.ask(Progress(tokens=COUNT_MAX))
+    assert info_of(stage, "us-1").tokens == COUNT_MAX
+    assert stage.router.state.membership.tokens_produced == COUNT_MAX

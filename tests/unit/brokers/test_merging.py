@@ -316,3 +316,20 @@ def test_a_long_history_comes_in_parts(
     answer = outer.ask(AskHistory(fragment=0, first=1))
     assert isinstance(answer, History)
     assert [info.version for info in answer.versions] == [1, 2]
+
+
+def test_a_damaged_blob_is_gone_around_and_mended_by_sending_it_again(
+    stage: Stage, worker: Member, outer: Member, offered: Make, merge: Merge
+) -> None:
+    versions(stage, outer, offered, merge, 2)
+    update = blob_of(b"update 2 ")
+    stage.blobs.blobs[update.digest] = b"rotten!!!"
+    assert isinstance(worker.fetch(update), Error)
+    around = worker.ask(AskVersion(fragment=0, base_version=1))
+    assert isinstance(around, VersionReply)
+    assert around.is_snapshot
+    assert isinstance(outer.send(Upload(blob=update), b"update 2 "), Stored)
+    again = worker.ask(AskVersion(fragment=0, base_version=1))
+    assert isinstance(again, VersionReply)
+    assert again.updates == (update,)
+    assert worker.fetch(update) == b"update 2 "
