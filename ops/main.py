@@ -6,6 +6,7 @@ A command ends with one of the exit codes below, and with one sentence on standa
     2    a person can mend it             130  interrupted
     3, 4 a broker refused, or fenced, this process
     5    nobody answered
+    6    the broker's store failed
 """
 
 from __future__ import annotations

@@ -367,7 +367,12 @@ class Learner:
 
     def _report(self) -> Progress:
         """Counters since this incarnation began; called by the courier thread."""
-        return Progress(steps=self._steps_now, tokens=self._tokens_now, step_seconds=max(0.0, self._step_seconds))
+        return Progress(
+            steps=self._steps_now,
+            tokens=self._tokens_now,
+            step_seconds=max(0.0, self._step_seconds),
+            is_draining=self._started is not None and self._started.session.is_draining,
+        )
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 

@@ -2,9 +2,10 @@
 
 The text is cut into windows of context + 1 bytes of which neighbours share one: the last target of a window is the
 first input of the next. The windows are dealt to the shards in turn, so that every shard, and thereby every learner,
-reads from everywhere in the text. No byte is copied and no file is written; a shard is arithmetic. The broker leases shards to learners, each with its *cursor*: the number of windows taken from it since the
-run began. A cursor alone says what comes next, so a shard goes from learner to learner without repeating or skipping
-anything but what its last holder had not yet handed in.
+reads from everywhere in the text. No byte is copied and no file is written; a shard is arithmetic. The broker leases
+shards to learners, each with its *cursor*: the number of windows taken from it since the run began. A cursor alone says
+what comes next, so a shard goes from learner to learner without repeating or skipping anything but what its last holder
+had not yet handed in.
 
     pass  = cursor // windows per shard        how often the shard has been read from end to end
     place = cursor %  windows per shard        position in this pass's order, a permutation by (seed, shard, pass)
