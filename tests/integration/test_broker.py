@@ -136,6 +136,17 @@ def wait(connection: Connection, is_wanted: Callable[[Any], bool]) -> Any:
     raise AssertionError("nothing came")
 
 
+def take_answers(connection: Connection, num_wanted: int) -> list[Message]:
+    """At least so many answers, and all that came with the last of them: one poll may bring several."""
+    clock = SystemClock()
+    deadline = clock.now() + WAIT_SECONDS
+    answers: list[Message] = []
+    while len(answers) < num_wanted:
+        assert clock.now() < deadline, f"{len(answers)} of {num_wanted} answers came"
+        answers += [news.reply for news in connection.poll(1.0) if isinstance(news, Answered)]
+    return answers
+
+
 def ask(connection: Connection, message: Message, payload: bytes | None = None) -> Message:
     connection.ask(message, payload)
     answered = wait(connection, lambda news: isinstance(news, Answered) and news.ask is message)
@@ -203,12 +214,9 @@ def test_no_acknowledged_contribution_is_lost_by_kill_9_at_any_moment(
             contribution = contribution_of(f"us-{attempt}", fragment, data)
             offered[contribution.id] = data
             connection.ask(Offer(contribution=contribution), data)
-        num_wanted = chance.randrange(NUM_FRAGMENTS)
-        while num_wanted:
-            answer = wait(connection, lambda news: isinstance(news, Answered)).reply
+        for answer in take_answers(connection, chance.randrange(NUM_FRAGMENTS)):
             assert isinstance(answer, Accepted)
             promised[answer.id] = offered[answer.id]
-            num_wanted -= 1
         broker.end(signal.SIGKILL)
         connection.close()
     check_promises(broker, promised, connect)
