@@ -311,3 +311,26 @@ def test_a_run_keeps_what_was_agreed_and_names_what_would_change_it(up: Up, tmp_
     code, _, err = finish(up("--sync.quorum=3"))
     assert code == 2
     assert "the flag --sync.quorum: sync.quorum is 1 in the run of" in err
+
+
+def test_a_frozen_outer_is_replaced_and_stands_by_when_it_wakes(up: Up, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = up("--workers=us=2", "--tokens=300000")
+    wait_for(process, lambda: has_event(run_dir, "outer", "round.merged"), "a first round")
+    flags = ("--config", run_dir / "config.toml", "--id", "second", "--log-file", run_dir / "logs" / "second.jsonl")
+    second = subprocess.Popen([str(part) for part in (ISLES, "outer", *flags)], stdin=subprocess.DEVNULL)
+    try:
+        wait_for(process, lambda: has_event(run_dir, "second", "outer.standing_by"), "the second outer's standing by")
+        frozen = pids(run_dir)["outer"]
+        os.kill(frozen, signal.SIGSTOP)
+        wait_for(process, lambda: has_event(run_dir, "second", "round.merged"), "a round of the second outer")
+        os.kill(frozen, signal.SIGCONT)
+        wait_for(process, lambda: has_event(run_dir, "outer", "outer.standing_by"), "the first outer's standing by")
+        code, _, err = finish(process)
+    finally:
+        second.kill()
+        second.wait()
+    assert code == 0, err
+    summary = summary_of(run_dir)
+    assert summary["tokens_merged"] >= 0.98 * summary["tokens_produced"] > 0
+    assert summary["contributions"]["rejected"] == summary["restarts"] == 0
