@@ -41,7 +41,7 @@ class SyncSettings(BaseModel):
     )
     codec_up: CodecName = Field(default="int4", description="codec of the deltas that learners send")
     codec_down: CodecName = Field(default="int4", description="codec of the updates that the outer publishes")
-    apply_rule: ApplyRule = Field(default="overwrite", description="how a learner applies a new version")
+    apply_rule: ApplyRule = Field(default="rebase", description="how a learner applies a new version")
     blend_alpha: Share = Field(default=0.5, description="share of the live parameters kept by blend and hybrid")
     books: Books = Field(
         default="exact", description="exact counts every piece of work once; published follows the papers' rules"

@@ -41,7 +41,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_the_example_loop_finishes_with_two_learners(address: str, root: Path, tmp_path: Path) -> None:
     program = [sys.executable, str(root / "examples" / "own_loop.py")]
     learners = [
-        subprocess.Popen([*program, name, address, "100000"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*program, name, address, "400000"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         for name in ("anna", "bert")
     ]
     try:
