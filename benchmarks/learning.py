@@ -38,8 +38,6 @@ RUN_SECONDS_MAX = 3600.0
 STOP_SECONDS = 20.0
 
 SHORT_TASK = {"layers": 1, "width": 32, "context": 64, "batch_size": 4, "validation_windows": 32}
-TOKENS_PER_STEP = {False: 8 * 128, True: 4 * 64}
-"""By whether the run is a short one; batch size times context of the task."""
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss
@@ -61,7 +59,9 @@ def train(workers: str, tokens: int, arguments: argparse.Namespace, folder: Path
 
 
 def compare_losses(arguments: argparse.Namespace, scratch: Path) -> bool:
-    per_worker = arguments.steps_per_worker * TOKENS_PER_STEP[arguments.short]
+    from isles.workers.task import load_task
+
+    per_worker = arguments.steps_per_worker * load_task("gpt", SHORT_TASK if arguments.short else {}).tokens_per_batch
     rows = {
         "one worker": train("one=1", per_worker, arguments, scratch / "one"),
         "four workers": train("us=2,eu=2", 4 * per_worker, arguments, scratch / "four"),
@@ -192,7 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the initial parameters and the order of the data")
     parser.add_argument("--short", action="store_true", help="a tiny model and few steps: only shows that this works")
     parser.add_argument("--only", choices=("loss", "speed"), help="one of the two comparisons")
-    parser.add_argument("--steps-per-worker", type=int, default=500, help="loss: inner steps of each worker")
+    parser.add_argument("--steps-per-worker", type=int, default=1572, help="loss: inner steps of each worker")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="loss: for isles up")
     parser.add_argument("--repeats", type=int, default=5, help="speed: pairs of runs")
     parser.add_argument("--steps", type=int, default=240, help="speed: measured inner steps")

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 
 from isles.outer.weights import by_name, fraction, token_weight
 from isles.proto.agreement import SyncSettings
 from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe
-
-
-def settings_digest(sync: SyncSettings) -> str:
-    """SHA-256 of the canonical JSON of the settings that a recipe was computed under."""
-    text = json.dumps(sync.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_recipe(
@@ -47,7 +39,7 @@ def make_recipe(
         ingredients=ingredients,
         fraction=fraction(contributions, learners) if sync.has_fractional_steps else 1.0,
         merge_rule=sync.merge_rule,
-        settings_digest=settings_digest(sync),
+        settings_digest=sync.digest,
         averages=averages,
         grace_seconds=grace_seconds,
         waited_seconds=waited_seconds,
@@ -63,7 +55,7 @@ def recipe_fault(recipe: Recipe, sync: SyncSettings) -> str | None:
         return "the ingredients of the recipe are not in strictly rising id order"
     if recipe.merge_rule != sync.merge_rule:
         return f"the recipe was merged by {recipe.merge_rule!r}, the run merges by {sync.merge_rule!r}"
-    if recipe.settings_digest != settings_digest(sync):
+    if recipe.settings_digest != sync.digest:
         return f"the recipe was computed under other settings (digest {recipe.settings_digest[:12]})"
     if recipe.fraction == 0:
         return "the recipe takes no step at all: its fraction is 0"

@@ -6,6 +6,9 @@ adopts. So a worker started by hand needs only the address of the broker.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -23,6 +26,9 @@ Scalar = bool | int | float | Annotated[str, StringConstraints(max_length=4096)]
 MANIFEST_CHARACTERS_MAX: Final = 6 << 20
 """Longest manifest text: a model of 50,000 tensors has about 5 MB."""
 
+SETTINGS_EPOCHS_MAX: Final = 1000
+"""Changes of settings that one run may see; each is made by hand while the run stands still."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -34,10 +40,10 @@ class SyncSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     interval_steps: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        default=24, description="H: inner steps between two contributions of one learner to one fragment"
+        default=48, description="H: inner steps between two contributions of one learner to one fragment"
     )
     num_fragments: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=6, description="P: disjoint sets of tensors that are synchronised in turn"
+        default=4, description="P: disjoint sets of tensors that are synchronised in turn"
     )
     codec_up: CodecName = Field(default="int4", description="codec of the deltas that learners send")
     codec_down: CodecName = Field(default="int4", description="codec of the updates that the outer publishes")
@@ -86,6 +92,12 @@ class SyncSettings(BaseModel):
             )
         return self
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of all settings: what a recipe names them by."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 class Budget(BaseModel):
     """When a run is finished, and thereby the length of its learning-rate schedule. Exactly one of the two is set."""
@@ -127,6 +139,12 @@ class RunRecord(BaseModel):
     task_settings: dict[Annotated[str, Field(max_length=128)], Scalar] = {}
     """What every worker must share to build the same model and see the same corpus."""
     corpus_sha256: Annotated[str, Field(max_length=64)] = ""
+    past_sync: Annotated[tuple[SyncSettings, ...], Field(max_length=SETTINGS_EPOCHS_MAX)] = ()
+    """The settings before each change of them, oldest first: `sync` is those of settings epoch `len(past_sync)`."""
+
+    def sync_of(self, digest: str) -> SyncSettings | None:
+        """The settings that a recipe names; None if the run never had them."""
+        return next((sync for sync in (self.sync, *reversed(self.past_sync)) if sync.digest == digest), None)
 
     def first_difference(self, stated: dict[str, Any]) -> str | None:
         """Names the first stated setting that is not the run's, as one sentence; None if all agree.

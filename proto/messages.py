@@ -125,6 +125,8 @@ class Ingredient(Part):
     weight: NotNegative
     clip: NotNegative = 1.0
     """Factor on the delta before the merge; 1 = as it came."""
+    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX)] = ()
+    """Of the contribution, where the merge rule uses them."""
 
 
 class Averages(Part):
@@ -143,19 +145,27 @@ class Recipe(Part):
     fraction: Share
     merge_rule: Annotated[str, Field(max_length=32)]
     settings_digest: Digest
+    learning_rate: NotNegative | None = None
+    """Of this outer step; None = the constant one of the settings."""
     averages: Averages = Averages()
     grace_seconds: NotNegative = 0.0
     waited_seconds: NotNegative = 0.0
 
 
 class VersionInfo(Part):
-    """One version of one fragment. Blobs that retention has removed are None."""
+    """One version of one fragment. Blobs that retention has removed are None.
+
+    A version that was checkpointed also has its whole state: `parameters`, and `momentum` and `remainder` unless they
+    are zeros.
+    """
 
     fragment: FragmentId
     version: Version
     epoch: Count = 0
     parameters_sha256: Digest
     """Of the fp32 little-endian bytes of the flat parameters."""
+    optimizer_sha256: Digest | None = None
+    """Of the fp32 little-endian bytes of the momentum, then of the remainder; a part that is left out has none."""
     tokens_total: Count = 0
     """Tokens in this version since version 0."""
     num_participants: Count = 0
@@ -453,7 +463,8 @@ class AskVersion(Message):
 class VersionReply(Message):
     """Broker -> worker: the way to the head, and the asker's own row, read in the same transaction.
 
-    Either `updates` (those of base + 1 .. head, in order) or the head's whole parameters; neither if base is the head.
+    `updates` lead from the base, or from the whole parameters of the older version `snapshot`, to the head, in order.
+    There are none if that is the head already.
     """
 
     tag = 31
@@ -461,6 +472,8 @@ class VersionReply(Message):
     updates: Annotated[tuple[BlobRef, ...], Field(max_length=4096)] = ()
     is_snapshot: bool = False
     """Fetch `head.parameters` instead of updates."""
+    snapshot: VersionInfo | None = None
+    """A checkpointed version to begin with; None = begin with the base."""
     row: Row | None = None
 
 
@@ -528,6 +541,8 @@ class Listing(Message):
     head: VersionInfo
     pending: Annotated[tuple[Contribution, ...], Field(max_length=LEARNERS_MAX)]
     learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)]
+    checkpoint: VersionInfo | None = None
+    """The newest version whose whole state is in the store, without its recipe; those after it are recomputed."""
 
 
 class Rejection(Part):
@@ -566,6 +581,7 @@ class Commit(Message):
     epoch: Count
     base_version: Version
     parameters_sha256: Digest
+    optimizer_sha256: Digest | None = None
     update: BlobRef
     parameters: BlobRef | None = None
     momentum: BlobRef | None = None
@@ -590,6 +606,21 @@ class Stale(Message):
     fragment: FragmentId
     head: Version
     reason: Text = ""
+
+
+class Checkpoint(Message):
+    """Outer -> broker: the whole state of a committed version, uploaded before. Answered by DONE, or FENCED.
+
+    From then on a new outer begins there, and what only served to recompute older versions may go.
+    """
+
+    tag = 49
+    fragment: FragmentId
+    epoch: Count
+    version: Version
+    parameters: BlobRef
+    momentum: BlobRef | None = None
+    remainder: BlobRef | None = None
 
 
 # ------------------------------------------------------------------------------------------- data shards and reporting
@@ -711,7 +742,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Offer, Grant, Accepted, Expired, Merged, Rejected, Fenced, RetryAfter, Upload, Stored,
         Chunk, Credit, Fetch,
         AskVersion, VersionReply, AskHeads, Heads, AskHistory, History,
-        Lease, Leased, List, Listing, Settle, Settled, Commit, Committed, Stale,
+        Lease, Leased, List, Listing, Settle, Settled, Commit, Committed, Stale, Checkpoint,
         Shards, ShardsLeased, Report, Done, AskStatus, Status,
         Hint, Error,
     )

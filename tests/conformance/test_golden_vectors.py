@@ -13,6 +13,7 @@ from isles.proto.messages import (
     Accepted,
     AskVersion,
     BlobRef,
+    Checkpoint,
     Chunk,
     Contribution,
     Credit,
@@ -66,6 +67,9 @@ MESSAGES_BY_NAME: dict[str, Message] = {
         row=Row(id=ID, state="merged", settled_in=5, cursor={7: 12}, tokens=4096),
     ),
     "lease": Lease(request=5, session="bb" * 8, fragments=(0, 1)),
+    "checkpoint": Checkpoint(
+        request=7, session="bb" * 8, fragment=3, epoch=2, version=16, parameters=BLOB, momentum=BLOB
+    ),
     "hint": Hint(broker_incarnation="cc" * 8, seq=812, kind="version", fragment=3, version=17),
     "error": Error(request=6, code="conflict", text="no"),
 }
@@ -76,7 +80,7 @@ TAGS = {
     17: "RetryAfter", 18: "Upload", 19: "Stored", 20: "Chunk", 21: "Credit", 22: "Fetch",
     30: "AskVersion", 31: "VersionReply", 32: "AskHeads", 33: "Heads", 34: "AskHistory", 35: "History",
     40: "Lease", 41: "Leased", 42: "List", 43: "Listing", 44: "Settle", 45: "Settled",
-    46: "Commit", 47: "Committed", 48: "Stale",
+    46: "Commit", 47: "Committed", 48: "Stale", 49: "Checkpoint",
     50: "Shards", 51: "ShardsLeased", 52: "Report", 53: "Done", 54: "AskStatus", 55: "Status",
     60: "Hint", 61: "Error",
 }  # fmt: skip

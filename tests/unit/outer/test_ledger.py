@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isles.outer.ledger import make_recipe, recipe_fault, settings_digest
+from isles.outer.ledger import make_recipe, recipe_fault
 from isles.proto.agreement import SyncSettings
 from isles.proto.messages import Averages, Contribution, LearnerInfo, Recipe
 
@@ -30,7 +30,7 @@ def test_a_recipe_lists_its_ingredients_in_id_order(recipe: Recipe) -> None:
 def test_a_recipe_carries_fraction_rule_settings_and_times(recipe: Recipe) -> None:
     assert recipe.fraction == 0.5
     assert recipe.merge_rule == "mean"
-    assert recipe.settings_digest == settings_digest(SYNC)
+    assert recipe.settings_digest == SYNC.digest
     assert (recipe.averages, recipe.grace_seconds, recipe.waited_seconds) == (TIMES["averages"], 0.2, 0.3)
 
 
@@ -43,8 +43,8 @@ def test_without_fractional_steps_every_round_takes_a_full_one(
 
 
 def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
-    assert settings_digest(SYNC) == settings_digest(SyncSettings())
-    assert settings_digest(SYNC) != settings_digest(SyncSettings(outer_learning_rate=0.71))
+    assert SYNC.digest == SyncSettings().digest
+    assert SYNC.digest != SyncSettings(outer_learning_rate=0.71).digest
 
 
 def test_a_recipe_of_this_run_has_no_fault(recipe: Recipe) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.ledger import settings_digest
 from isles.outer.merge import CHUNK_VALUES, WeightedMean, weighted_mean
 from isles.outer.optimizer import FragmentState, NewVersion, make_version, parameters_digest, recompute
 from isles.proto.agreement import SyncSettings
@@ -38,7 +37,7 @@ def recipe_of(weights: Sequence[float], fraction: float = 1.0, sync: SyncSetting
         )
         for index, weight in enumerate(weights)
     )
-    return Recipe(ingredients=ingredients, fraction=fraction, merge_rule="mean", settings_digest=settings_digest(sync))
+    return Recipe(ingredients=ingredients, fraction=fraction, merge_rule="mean", settings_digest=sync.digest)
 
 
 def random_vector(seed: int, num_values: int = 1000, scale: float = 1.0) -> Vector:
