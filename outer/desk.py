@@ -244,7 +244,7 @@ class Desk:
 
     def _produce(self, merge: _Merge) -> None:
         payloads = [self._payloads[contribution.id] for contribution in merge.plan.contributions]
-        call = partial(produce, merge.plan, merge.state, payloads, self._sync, num_values=self._num_values)
+        call = partial(produce, merge.plan, merge.state, payloads, self._sync, self._slices)
         self._services.work(call, partial(self._take_product, merge))
 
     def _take_product(self, merge: _Merge, product: Product | Failure) -> None:

@@ -1,23 +1,24 @@
 """The outer step and what it publishes: from a version's state and deltas to the next version, float32 throughout.
 
-`make_version` is the only arithmetic there is: the outer uses it, and so does whoever recomputes a version from its
-recipe. Equal inputs give equal bytes on one build of numpy and zstd.
+The merge and `finish_version` are the only arithmetic there is: the outer uses them, and so does whoever recomputes a
+version from its recipe. Equal inputs give equal bytes on one build of numpy and zstd.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from isles.outer.ledger import recipe_fault
-from isles.outer.merge import weighted_mean
+from isles.outer.merge import start_merge
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError
+from isles.proto.manifest import TensorSlice
 from isles.proto.messages import Recipe
 
 Vector = npt.NDArray[np.float32]
@@ -41,12 +42,32 @@ class NewVersion:
     update: bytes
     """Payload in the run's downward codec: its decoded values, added to the old parameters, are the new ones."""
     parameters_sha256: str
+    optimizer_sha256: str
 
 
-def make_version(state: FragmentState, deltas: Iterable[Vector], recipe: Recipe, sync: SyncSettings) -> NewVersion:
+def make_version(
+    state: FragmentState,
+    deltas: Iterable[Vector],
+    recipe: Recipe,
+    sync: SyncSettings,
+    slices: Sequence[TensorSlice],
+) -> NewVersion:
     """Version v + 1 from the state of version v and the deltas of the recipe's ingredients, in their order.
 
-        D          = weighted mean of the deltas
+    Deltas are [n] float32 and taken one at a time; `slices` are those of the fragment. Raises what `finish_version`
+    raises, and ValueError for deltas of another length or number.
+    """
+    merge = start_merge(recipe, slices, sync)
+    for delta in deltas:
+        merge.add(delta)
+    return finish_version(state, merge.result(), recipe, sync, slices)
+
+
+def finish_version(
+    state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings, slices: Sequence[TensorSlice]
+) -> NewVersion:
+    """Version v + 1 from the state of version v and the outer gradient D.
+
         buf       <- mu^f buf + f D
         step       = lr f (D + mu buf)
         exact      = parameters + remainder - step
@@ -54,12 +75,10 @@ def make_version(state: FragmentState, deltas: Iterable[Vector], recipe: Recipe,
         parameters <- parameters + dec(update)
         remainder <- exact - parameters
 
-    With f = 1 the step is that of Nesterov's method as in `torch.optim.SGD`. Deltas are [n] float32 and taken one at a
-    time. Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update,
-    ValueError for deltas of another length or number.
+    With f = 1 the step is that of Nesterov's method as in `torch.optim.SGD`. Raises NonFiniteError if any new value is
+    NaN or infinite, RangeError if the codec cannot carry the update.
     """
-    num_values = state.parameters.size
-    gradient = weighted_mean(deltas, recipe.ingredients, num_values)
+    num_values = slices[-1].stop
     _check_finite(gradient, "merged delta")
     momentum, wanted = _outer_step(state, gradient, recipe.fraction, sync)
     if sync.outer_momentum:
@@ -73,7 +92,7 @@ def make_version(state: FragmentState, deltas: Iterable[Vector], recipe: Recipe,
     _check_finite(parameters, "parameters")
     _check_finite(remainder, "remainder")
     new_state = FragmentState(parameters, momentum if sync.outer_momentum else None, remainder)
-    return NewVersion(new_state, update, parameters_digest(parameters))
+    return NewVersion(new_state, update, parameters_digest(parameters), optimizer_digest(new_state))
 
 
 def recompute(
@@ -82,7 +101,7 @@ def recompute(
     recipe: Recipe,
     sync: SyncSettings,
     *,
-    num_values: int,
+    slices: Sequence[TensorSlice],
 ) -> NewVersion:
     """Makes a version again from the stored bytes of the one before it and of what was merged.
 
@@ -94,14 +113,24 @@ def recompute(
         raise PayloadError(f"this version cannot be recomputed: {fault}")
     if "parameters" not in state_payloads:
         raise PayloadError("this version cannot be recomputed: the parameters of the version before it are missing")
+    num_values = slices[-1].stop
     vectors = {name: decode(payload, num_values=num_values) for name, payload in state_payloads.items()}
     state = FragmentState(vectors["parameters"], vectors.get("momentum"), vectors.get("remainder"))
-    return make_version(state, (decode(payload, num_values=num_values) for payload in payloads), recipe, sync)
+    return make_version(state, (decode(payload, num_values=num_values) for payload in payloads), recipe, sync, slices)
 
 
 def parameters_digest(parameters: Vector) -> str:
     """Hexadecimal SHA-256 of the little-endian single-precision bytes of a flat vector."""
     return hashlib.sha256(np.ascontiguousarray(parameters, "<f4").data).hexdigest()
+
+
+def optimizer_digest(state: FragmentState) -> str:
+    """Hexadecimal SHA-256 of the little-endian single-precision bytes of momentum and remainder, zeros left out."""
+    digest = hashlib.sha256()
+    for vector in (state.momentum, state.remainder):
+        if vector is not None:
+            digest.update(np.ascontiguousarray(vector, "<f4").data)
+    return digest.hexdigest()
 
 
 def _outer_step(state: FragmentState, gradient: Vector, fraction: float, sync: SyncSettings) -> tuple[Vector, Vector]:

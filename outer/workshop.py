@@ -15,6 +15,7 @@ from isles.outer.screen import NOT_FINITE
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError, RangeError
+from isles.proto.manifest import TensorSlice
 from isles.proto.messages import BlobRef, Rejection, VersionInfo
 
 Payload = bytes | bytearray
@@ -52,21 +53,21 @@ def produce(
     state: Mapping[str, Vector | Payload],
     payloads: Sequence[Payload],
     sync: SyncSettings,
-    *,
-    num_values: int,
+    slices: Sequence[TensorSlice],
 ) -> Product | Failure:
     """Makes the version of a plan.
 
     `state` maps the digest of each of `state_blobs(plan.head)` to its vector, or to its payload where it was fetched;
     `payloads` are those of the plan's contributions, in their order, and have passed the screen.
     """
+    num_values = slices[-1].stop
     try:
         start = _read_state(plan.head, state, num_values)
     except PayloadError as error:
         return Failure(f"the state of version {plan.head.version} cannot be used: {error}")
     try:
         deltas = (decode(payload, num_values=num_values) for payload in payloads)
-        made = make_version(start, deltas, plan.recipe, sync)
+        made = make_version(start, deltas, plan.recipe, sync, slices)
     except (NonFiniteError, RangeError) as error:
         return Failure(str(error), (_blame(plan, payloads, num_values, str(error)),))
     return _pack(made)

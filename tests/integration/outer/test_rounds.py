@@ -59,7 +59,7 @@ def test_every_version_recomputes_from_its_recipe_to_the_bit(world: Any, learner
         names = [name for name in ("parameters", "momentum", "remainder") if getattr(before, name) is not None]
         state = {name: learners[0].fetch(getattr(before, name)) for name in names}
         merged = [payloads[str(ingredient.id)] for ingredient in after.recipe.ingredients]
-        made = recompute(state, merged, after.recipe, world.record.sync, num_values=world.delta(0).size)
+        made = recompute(state, merged, after.recipe, world.record.sync, slices=world.manifest.slices(0))
         assert made.parameters_sha256 == after.parameters_sha256
         assert made.update == learners[0].fetch(after.update)
 

@@ -12,12 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.merge import CHUNK_VALUES, WeightedMean, weighted_mean
-from isles.outer.optimizer import FragmentState, NewVersion, make_version, parameters_digest, recompute
+from isles.outer.merge import CHUNK_VALUES, WeightedMean, start_merge
+from isles.outer.optimizer import (
+    FragmentState,
+    NewVersion,
+    make_version,
+    optimizer_digest,
+    parameters_digest,
+    recompute,
+)
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError, RangeError
 from isles.proto.ids import ContributionId
+from isles.proto.manifest import TensorSlice
 from isles.proto.messages import Ingredient, Recipe
 
 Vector = npt.NDArray[np.float32]
@@ -42,6 +50,21 @@ def recipe_of(weights: Sequence[float], fraction: float = 1.0, sync: SyncSetting
 
 def random_vector(seed: int, num_values: int = 1000, scale: float = 1.0) -> Vector:
     return (np.random.default_rng(seed).standard_normal(num_values) * scale).astype(np.float32)
+
+
+def slices_of(num_values: int) -> tuple[TensorSlice, ...]:
+    return (TensorSlice("only", 0, num_values, (num_values,)),)
+
+
+def merge(deltas: Sequence[Vector], recipe: Recipe) -> Vector:
+    accumulator = start_merge(recipe, slices_of(deltas[0].size), EXACT)
+    for delta in deltas:
+        accumulator.add(delta)
+    return accumulator.result()
+
+
+def next_version(state: FragmentState, deltas: Sequence[Vector], recipe: Recipe, sync: SyncSettings) -> NewVersion:
+    return make_version(state, deltas, recipe, sync, slices_of(state.parameters.size))
 
 
 def reference(state: FragmentState, deltas: list[Vector], recipe: Recipe, sync: SyncSettings) -> tuple[Any, Any]:
@@ -73,22 +96,22 @@ def assert_like_reference(new: NewVersion, wanted: tuple[Any, Any], *, tolerance
 def test_a_mean_covers_every_value_once_whatever_the_chunks() -> None:
     for num_values in (1, CHUNK_VALUES - 1, CHUNK_VALUES, CHUNK_VALUES + 1, 2 * CHUNK_VALUES + 3):
         ones = np.ones(num_values, np.float32)
-        assert (weighted_mean([ones, ones], recipe_of([3.0, 1.0]).ingredients, num_values) == 1.0).all()
+        assert (merge([ones, ones], recipe_of([3.0, 1.0])) == 1.0).all()
 
 
 def test_one_delta_alone_is_its_own_mean_to_the_bit() -> None:
     delta = random_vector(1)
-    assert (weighted_mean([delta], recipe_of([1234.5]).ingredients, delta.size) == delta).all()
+    assert (merge([delta], recipe_of([1234.5])) == delta).all()
 
 
 def test_deltas_that_weigh_nothing_are_merged_alike() -> None:
     deltas = [np.full(3, 1.0, np.float32), np.full(3, 3.0, np.float32)]
-    assert weighted_mean(deltas, recipe_of([0.0, 0.0]).ingredients, 3).tolist() == [2.0, 2.0, 2.0]
+    assert merge(deltas, recipe_of([0.0, 0.0])).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_clip_factor_scales_its_delta() -> None:
     delta = np.full(3, 4.0, np.float32)
-    assert weighted_mean([delta], recipe_of([1.0], clip=0.5).ingredients, 3).tolist() == [2.0, 2.0, 2.0]
+    assert merge([delta], recipe_of([1.0], clip=0.5)).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_deltas_are_taken_one_at_a_time() -> None:
@@ -100,9 +123,9 @@ def test_deltas_are_taken_one_at_a_time() -> None:
             num_held += 1
             yield np.ones(4, np.float32)
 
-    mean = WeightedMean(4)
+    mean = WeightedMean([0.2] * 5, 4)
     for number, delta in enumerate(deltas(), 1):
-        mean.add(delta, 0.2)
+        mean.add(delta)
         assert num_held == number
     np.testing.assert_allclose(mean.result(), 1.0, rtol=1e-6)
 
@@ -110,12 +133,13 @@ def test_deltas_are_taken_one_at_a_time() -> None:
 @pytest.mark.parametrize("delta", [np.ones(3, np.float32), np.ones(4, np.float64), np.ones((2, 2), np.float32)])
 def test_a_delta_of_another_form_is_refused(delta: Any) -> None:
     with pytest.raises(ValueError, match="4 float32 values"):
-        WeightedMean(4).add(delta, 1.0)
+        WeightedMean([1.0], 4).add(delta)
 
 
-def test_deltas_and_ingredients_must_be_equally_many() -> None:
-    with pytest.raises(ValueError):
-        weighted_mean([np.ones(4, np.float32)], recipe_of([1.0, 1.0]).ingredients, 4)
+@pytest.mark.parametrize("num_deltas", [1, 3])
+def test_deltas_and_ingredients_must_be_equally_many(num_deltas: int) -> None:
+    with pytest.raises(ValueError, match="2 ingredients"):
+        merge([np.ones(4, np.float32)] * num_deltas, recipe_of([1.0, 1.0]))
 
 
 # ---------------------------------------------------------------------------------------------------------- outer step
@@ -136,7 +160,7 @@ def test_a_version_is_what_the_reference_says(
     state = FragmentState(
         random_vector(seed + 10, 50), random_vector(seed + 11, 50), random_vector(seed + 12, 50, 1e-3)
     )
-    new = make_version(state, deltas, recipe, sync)
+    new = next_version(state, deltas, recipe, sync)
     wanted = reference(state, deltas, recipe, sync)
     assert new.state.remainder is not None
     exact = new.state.parameters.astype(np.float64) + new.state.remainder
@@ -155,7 +179,7 @@ def test_what_the_update_leaves_out_stays_in_the_remainder(codec_down: str) -> N
         deltas = [random_vector(100 + turn, scale=1e-2), random_vector(200 + turn, scale=1e-2)]
         recipe = recipe_of([1.0, 2.0], 0.5, sync)
         wanted = reference(wanted_state, deltas, recipe, sync)
-        new = make_version(state, deltas, recipe, sync)
+        new = next_version(state, deltas, recipe, sync)
         assert_like_reference(new, wanted, tolerance=1e-6)
         state, wanted_state = new.state, FragmentState(wanted[0], wanted[1])
 
@@ -163,7 +187,7 @@ def test_what_the_update_leaves_out_stays_in_the_remainder(codec_down: str) -> N
 def test_a_learner_that_adds_the_update_has_the_new_parameters_to_the_bit() -> None:
     sync = EXACT.model_copy(update={"codec_down": "int4"})
     state = FragmentState(random_vector(1))
-    new = make_version(state, [random_vector(2, scale=1e-2)], recipe_of([1.0], sync=sync), sync)
+    new = next_version(state, [random_vector(2, scale=1e-2)], recipe_of([1.0], sync=sync), sync)
     learners = state.parameters + decode(new.update, num_values=1000)
     assert learners.tobytes() == new.state.parameters.tobytes()
     assert new.parameters_sha256 == hashlib.sha256(learners.astype("<f4").tobytes()).hexdigest()
@@ -174,7 +198,7 @@ def test_steps_too_small_for_the_parameters_precision_are_not_lost() -> None:
     state = FragmentState(np.full(4, 1.0, np.float32))
     delta = np.full(4, 1e-9, np.float32)
     for _ in range(1000):
-        state = make_version(state, [delta], recipe_of([1.0], sync=sync), sync).state
+        state = next_version(state, [delta], recipe_of([1.0], sync=sync), sync).state
     assert state.remainder is not None
     np.testing.assert_allclose(1.0 - state.parameters.astype(np.float64) - state.remainder, 1e-6, rtol=1e-3)
 
@@ -189,7 +213,7 @@ def test_a_full_step_is_nesterovs_as_torch_takes_it() -> None:
         delta = random_vector(50 + turn, scale=0.1)
         parameter.grad = torch.from_numpy(delta)
         optimizer.step()
-        state = make_version(state, [delta], recipe_of([1.0]), EXACT).state
+        state = next_version(state, [delta], recipe_of([1.0]), EXACT).state
     np.testing.assert_allclose(state.parameters, parameter.detach().numpy(), rtol=0, atol=1e-5)
 
 
@@ -197,9 +221,9 @@ def test_a_round_of_all_and_rounds_of_one_move_the_model_alike() -> None:
     delta = random_vector(3, scale=0.1)
     whole = parts = FragmentState(random_vector(1))
     for _ in range(20):
-        whole = make_version(whole, [delta], recipe_of([1.0]), EXACT).state
+        whole = next_version(whole, [delta], recipe_of([1.0]), EXACT).state
         for _ in range(8):
-            parts = make_version(parts, [delta], recipe_of([1.0], 1 / 8), EXACT).state
+            parts = next_version(parts, [delta], recipe_of([1.0], 1 / 8), EXACT).state
     moved_whole = np.linalg.norm(whole.parameters - random_vector(1))
     moved_parts = np.linalg.norm(parts.parameters - random_vector(1))
     assert 0.9 < moved_parts / moved_whole < 1.1
@@ -212,13 +236,13 @@ def test_a_round_of_all_and_rounds_of_one_move_the_model_alike() -> None:
 def test_a_step_that_is_not_finite_makes_no_version(value: float) -> None:
     state = FragmentState(np.zeros(4, np.float32), np.full(4, value, np.float32))
     with pytest.raises(NonFiniteError, match="not finite"):
-        make_version(state, [np.full(4, value, np.float32)], recipe_of([1.0]), EXACT)
+        next_version(state, [np.full(4, value, np.float32)], recipe_of([1.0]), EXACT)
 
 
 def test_an_update_beyond_its_codec_makes_no_version() -> None:
     sync = EXACT.model_copy(update={"codec_down": "int4", "outer_momentum": 0.0})
     with pytest.raises(RangeError):
-        make_version(
+        next_version(
             FragmentState(np.zeros(4, np.float32)), [np.full(4, 3e38, np.float32)], recipe_of([1.0], sync=sync), sync
         )
 
@@ -233,7 +257,7 @@ def history() -> tuple[dict[str, bytes], list[bytes], Recipe, SyncSettings, NewV
     state = FragmentState(random_vector(1), random_vector(2, scale=0.1), random_vector(3, scale=1e-3))
     payloads = [encode("int4", random_vector(10 + index, scale=0.01)) for index in range(3)]
     recipe = recipe_of([5.0, 7.0, 11.0], 0.6, sync)
-    made = make_version(state, [decode(payload, num_values=1000) for payload in payloads], recipe, sync)
+    made = next_version(state, [decode(payload, num_values=1000) for payload in payloads], recipe, sync)
     assert state.momentum is not None
     assert state.remainder is not None
     stored = {
@@ -246,26 +270,34 @@ def history() -> tuple[dict[str, bytes], list[bytes], Recipe, SyncSettings, NewV
 
 def test_a_version_recomputes_to_the_bit(history: Any) -> None:
     stored, payloads, recipe, sync, made = history
-    again = recompute(stored, payloads, recipe, sync, num_values=1000)
+    again = recompute(stored, payloads, recipe, sync, slices=slices_of(1000))
     assert again.parameters_sha256 == made.parameters_sha256 == parameters_digest(made.state.parameters)
+    assert again.optimizer_sha256 == made.optimizer_sha256 == optimizer_digest(made.state)
     assert again.update == made.update
     for name in ("parameters", "momentum", "remainder"):
         assert getattr(again.state, name).tobytes() == getattr(made.state, name).tobytes()
 
 
+def test_momentum_and_remainder_have_one_digest_and_zeros_have_none() -> None:
+    parameters, momentum, remainder = random_vector(1), random_vector(2), random_vector(3)
+    both = optimizer_digest(FragmentState(parameters, momentum, remainder))
+    assert both == hashlib.sha256(momentum.astype("<f4").tobytes() + remainder.astype("<f4").tobytes()).hexdigest()
+    assert optimizer_digest(FragmentState(parameters)) == hashlib.sha256(b"").hexdigest()
+
+
 def test_another_order_of_contributions_is_another_version(history: Any) -> None:
     stored, payloads, recipe, sync, made = history
-    again = recompute(stored, payloads[::-1], recipe, sync, num_values=1000)
+    again = recompute(stored, payloads[::-1], recipe, sync, slices=slices_of(1000))
     assert again.parameters_sha256 != made.parameters_sha256
 
 
 def test_a_recipe_of_another_run_is_refused(history: Any) -> None:
     stored, payloads, recipe, _, _ = history
     with pytest.raises(PayloadError, match="other settings"):
-        recompute(stored, payloads, recipe, EXACT, num_values=1000)
+        recompute(stored, payloads, recipe, EXACT, slices=slices_of(1000))
 
 
 def test_a_version_without_its_predecessors_parameters_is_refused(history: Any) -> None:
     _, payloads, recipe, sync, _ = history
     with pytest.raises(PayloadError, match="missing"):
-        recompute({}, payloads, recipe, sync, num_values=1000)
+        recompute({}, payloads, recipe, sync, slices=slices_of(1000))
