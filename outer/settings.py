@@ -10,9 +10,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from isles.proto.agreement import Positive
-from isles.proto.errors import ConfigError
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
-from isles.proto.transport.address import Address
+from isles.proto.transport.address import BrokerAddress
 
 
 class OuterSettings(BaseModel):
@@ -20,7 +19,7 @@ class OuterSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    broker: Annotated[str, Field(max_length=512)] = Field(
+    broker: BrokerAddress = Field(
         default="tcp://127.0.0.1:7700",
         description="address of the broker: tcp://HOST:PORT, which stands for three ports",
     )
@@ -48,15 +47,6 @@ class OuterSettings(BaseModel):
     stop_seconds: Positive = Field(
         default=10.0, description="seconds that merges under way may take once it was told to stop"
     )
-
-    @field_validator("broker")
-    @classmethod
-    def _check_broker(cls, broker: str) -> str:
-        try:
-            Address.parse(broker)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return broker
 
     @field_validator("id", "run")
     @classmethod

@@ -11,10 +11,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from isles.proto.agreement import NotNegative, Positive
-from isles.proto.errors import ConfigError
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import SHARDS_MAX
-from isles.proto.transport.address import Address
+from isles.proto.transport.address import BrokerAddress
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -30,21 +29,12 @@ class _ClientSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    broker: Annotated[str, Field(max_length=512)] = Field(
+    broker: BrokerAddress = Field(
         default=BROKER_ADDRESS, description="address of the broker: tcp://HOST:PORT, which stands for three ports"
     )
     device: DeviceName = Field(
         default="auto", description="where the model is computed; auto takes cuda, then mps, then cpu"
     )
-
-    @field_validator("broker")
-    @classmethod
-    def _check_broker(cls, broker: str) -> str:
-        try:
-            Address.parse(broker)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return broker
 
 
 class WorkerSettings(_ClientSettings):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Annotated, Final, Self
+
+from pydantic import AfterValidator, Field
 
 from isles.proto.errors import ConfigError
 
@@ -52,6 +54,18 @@ class Address:
     @property
     def events(self) -> str:
         return f"tcp://{self.host}:{self.events_port}"
+
+
+def _check_address(text: str) -> str:
+    try:
+        Address.parse(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+BrokerAddress = Annotated[str, Field(max_length=512), AfterValidator(_check_address)]
+"""Of a setting that names a broker: text that `Address.parse` takes."""
 
 
 def is_loopback(host: str) -> bool:
