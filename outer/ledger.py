@@ -32,6 +32,7 @@ def make_recipe(
             tokens=contribution.tokens,
             steps=contribution.steps,
             weight=token_weight(contribution, known.get(contribution.id.learner)),
+            size_bytes=contribution.blob.size_bytes,
         )
         for contribution in sorted(contributions, key=lambda contribution: contribution.id)
     )

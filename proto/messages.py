@@ -127,6 +127,8 @@ class Ingredient(Part):
     """Factor on the delta before the merge; 1 = as it came."""
     norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX)] = ()
     """Of the contribution, where the merge rule uses them."""
+    size_bytes: Count = 0
+    """Of the payload, so that whoever recomputes the version can fetch it."""
 
 
 class Averages(Part):
