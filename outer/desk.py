@@ -18,7 +18,7 @@ from isles.outer.orders import Plan
 from isles.outer.rounds import Rounds, State
 from isles.outer.screen import screen_books, screen_payload
 from isles.outer.workshop import STATE_CODEC, Failure, Payload, Product, produce, state_blobs
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.ids import ContributionId
@@ -85,13 +85,14 @@ class Desk:
         self,
         fragment: int,
         sync: SyncSettings,
+        budget: Budget,
         manifest: Manifest,
         services: Services,
         logger: Logger,
         *,
         list_seconds: float,
     ) -> None:
-        self.rounds = Rounds(fragment, sync, list_seconds=list_seconds)
+        self.rounds = Rounds(fragment, sync, budget, list_seconds=list_seconds)
         self.timer_at: float | None = None
         self._fragment = fragment
         self._sync = sync

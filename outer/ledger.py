@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from isles.outer.weights import by_name, fraction, token_weight
+from isles.outer.weights import by_name, discounted_share, fraction, staleness_discount, token_weight
 from isles.proto.agreement import SyncSettings
-from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe
+from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe, Version
 
 
 def make_recipe(
@@ -15,15 +15,22 @@ def make_recipe(
     learners: Sequence[LearnerInfo],
     sync: SyncSettings,
     *,
+    head_version: Version,
+    learning_rate: float | None,
     averages: Averages,
     grace_seconds: float,
     waited_seconds: float,
 ) -> Recipe:
-    """The recipe of a version made from `contributions`, which are of distinct learners and at least one.
+    """The recipe of version `head_version` + 1, made from `contributions` of distinct learners, at least one.
 
-    Its ingredients are in sorted id order whatever the order here: sums of singles depend on it.
+    Its ingredients are in sorted id order whatever the order here: sums of singles depend on it. `learning_rate` is
+    that of this outer step, None for the constant one of the settings.
     """
     known = by_name(learners)
+    merged = sorted(contributions, key=lambda contribution: contribution.id)
+    weights = [token_weight(contribution, known.get(contribution.id.learner)) for contribution in merged]
+    behind = [head_version - contribution.base_version for contribution in merged]
+    discounts = [staleness_discount(versions, sync.staleness_exponent) for versions in behind]
     ingredients = tuple(
         Ingredient(
             id=contribution.id,
@@ -31,16 +38,19 @@ def make_recipe(
             base_version=contribution.base_version,
             tokens=contribution.tokens,
             steps=contribution.steps,
-            weight=token_weight(contribution, known.get(contribution.id.learner)),
+            weight=weight * discount,
+            norms=contribution.norms if sync.merge_rule == "rda" else (),
             size_bytes=contribution.blob.size_bytes,
         )
-        for contribution in sorted(contributions, key=lambda contribution: contribution.id)
+        for contribution, weight, discount in zip(merged, weights, discounts, strict=True)
     )
+    part = fraction(contributions, learners) * discounted_share(weights, discounts)
     return Recipe(
         ingredients=ingredients,
-        fraction=fraction(contributions, learners) if sync.has_fractional_steps else 1.0,
+        fraction=part if sync.has_fractional_steps else 1.0,
         merge_rule=sync.merge_rule,
         settings_digest=sync.digest,
+        learning_rate=learning_rate,
         averages=averages,
         grace_seconds=grace_seconds,
         waited_seconds=waited_seconds,
@@ -60,4 +70,6 @@ def recipe_fault(recipe: Recipe, sync: SyncSettings) -> str | None:
         return f"the recipe was computed under other settings (digest {recipe.settings_digest[:12]})"
     if recipe.fraction == 0:
         return "the recipe takes no step at all: its fraction is 0"
+    if recipe.merge_rule == "rda" and not all(ingredient.norms for ingredient in recipe.ingredients):
+        return "the recipe was merged by 'rda' and lacks norms"
     return None

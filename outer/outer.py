@@ -194,7 +194,15 @@ class Outer:
             )
         self._record = record
         self._desks = [
-            Desk(fragment, record.sync, manifest, self, self._logger, list_seconds=self._settings.list_seconds)
+            Desk(
+                fragment,
+                record.sync,
+                record.budget,
+                manifest,
+                self,
+                self._logger,
+                list_seconds=self._settings.list_seconds,
+            )
             for fragment in range(len(manifest.fragments))
         ]
 

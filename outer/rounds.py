@@ -43,7 +43,8 @@ from isles.outer.orders import (
     TimerFired,
 )
 from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners
-from isles.proto.agreement import SyncSettings
+from isles.outer.schedule import fragment_progress, outer_rate
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
     Averages,
@@ -79,9 +80,12 @@ class State(StrEnum):
 class Rounds:
     """All rounds of one fragment, one after the other."""
 
-    def __init__(self, fragment: int, sync: SyncSettings, *, list_seconds: float = LIST_SECONDS) -> None:
+    def __init__(
+        self, fragment: int, sync: SyncSettings, budget: Budget, *, list_seconds: float = LIST_SECONDS
+    ) -> None:
         self.fragment = fragment
         self.sync = sync
+        self.budget = budget
         self.state = State.STANDBY
         self.epoch = 0
         self._list_seconds = list_seconds
@@ -315,6 +319,8 @@ class Rounds:
             contributions,
             self._learners,
             self.sync,
+            head_version=self._head.version,
+            learning_rate=outer_rate(self.sync, fragment_progress(self._head, self.budget, self.sync.num_fragments)),
             averages=self._averages,
             grace_seconds=self._grace_seconds,
             waited_seconds=now - self._opened_at,

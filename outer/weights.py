@@ -32,6 +32,27 @@ def token_weight(contribution: Contribution, learner: LearnerInfo | None) -> flo
     return tokens * (tokens / contribution.steps) if contribution.steps else 0.0
 
 
+def staleness_discount(versions_behind: int, exponent: float) -> float:
+    """(1 + s)^-a in (0, 1], s = head - base version: the polynomial discount of FedAsync (arXiv 1903.03934).
+
+    With the exponent 0 everything counts in full.
+    """
+    return float((1.0 + max(0, versions_behind)) ** -exponent)
+
+
+def discounted_share(weights: Sequence[float], discounts: Sequence[float]) -> float:
+    """sum of w_m s_m / sum of w_m, in (0, 1]: what a round's step shrinks by, so that it is the discounted deltas' own.
+
+    A weight alone only moves a delta against the others of its round: two learners of which one is discounted would
+    move the model as far as before, the fresh one further. With the fraction shrunk by this share, each contribution
+    moves it by exactly its discount times what it would have; a round of one included. 1 if no weight is known.
+    """
+    if not any(weights):
+        return 1.0
+    parts = shares(weights)
+    return math.fsum(part * discount for part, discount in zip(parts, discounts, strict=True)) / math.fsum(parts)
+
+
 def shares(weights: Sequence[float]) -> tuple[float, ...]:
     """Each weight as a share of all of them; equal shares if every weight is zero. Sums to 1 up to rounding."""
     largest = max(weights, default=0.0)

@@ -11,13 +11,23 @@ import json
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from isles.proto.ids import Digest, Name
+from isles.proto.presets import PRESETS, QUORUM_MAX, Preset
 
 ApplyRule = Literal["rebase", "overwrite", "blend", "hybrid"]
 Books = Literal["exact", "published"]
-MergeRule = Literal["mean"]
+MergeRule = Literal["mean", "rda"]
+OuterSchedule = Literal["constant", "linear", "cosine"]
 CodecName = Literal["fp32", "bf16", "int8", "int4"]
 
 Scalar = bool | int | float | Annotated[str, StringConstraints(max_length=4096)] | None
@@ -35,12 +45,20 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class SyncSettings(BaseModel):
-    """How the learners of one run are synchronised."""
+    """How the learners of one run are synchronised. What is not stated comes from the preset."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    preset: Preset = Field(
+        default="decoupled",
+        description="published method whose settings replace the defaults of this section; what is stated wins over it",
+    )
     interval_steps: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=48, description="H: inner steps between two contributions of one learner to one fragment"
+    )
+    has_dynamic_interval: bool = Field(
+        default=False,
+        description="whether a learner's H is scaled by its speed, so that slow and fast ones contribute at one pace",
     )
     num_fragments: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=4, description="P: disjoint sets of tensors that are synchronised in turn"
@@ -52,8 +70,8 @@ class SyncSettings(BaseModel):
     books: Books = Field(
         default="exact", description="exact counts every piece of work once; published follows the papers' rules"
     )
-    quorum: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        default=1, description="K: distinct learners that a round waits for"
+    quorum: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = Field(
+        default=1, description="K: distinct learners that a round waits for; never more than are live"
     )
     overlap_steps: NotNegative = Field(
         default=4.0, description="tau: inner steps that a synchronisation may take without anybody noticing"
@@ -62,8 +80,24 @@ class SyncSettings(BaseModel):
     grace_min_seconds: NotNegative = Field(default=0.0, description="shortest grace window, in seconds")
     grace_max_seconds: NotNegative = Field(default=10.0, description="longest grace window, in seconds")
     has_cues: bool = Field(default=True, description="whether an open round cues the learners that are not in it yet")
-    merge_rule: MergeRule = Field(default="mean", description="how the deltas of a round become one outer gradient")
-    outer_learning_rate: Positive = Field(default=0.7, description="step of the outer optimizer")
+    merge_rule: MergeRule = Field(
+        default="mean",
+        description="how the deltas of a round become one outer gradient: mean, or rda = mean norm times mean direction",
+    )
+    staleness_exponent: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = Field(
+        default=0.0,
+        description="a in (1 + versions behind)^-a, by which an old base makes a contribution count less; 0 = not at all",
+    )
+    outer_learning_rate: Positive = Field(default=0.7, description="step of the outer optimizer, at its highest")
+    outer_schedule: OuterSchedule = Field(
+        default="constant", description="how the outer optimizer's step falls over the run"
+    )
+    outer_warmup_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
+        default=0.0, description="share of the run over which the outer optimizer's step rises from a tenth"
+    )
+    outer_final_share: Share = Field(
+        default=0.1, description="where the linear and the cosine schedule end, as a share of the highest step"
+    )
     outer_momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
         default=0.5, description="Nesterov momentum of the outer optimizer; 0 makes it plain SGD"
     )
@@ -78,6 +112,18 @@ class SyncSettings(BaseModel):
         description="apply each version exactly tau steps after its contribution, waiting if need be (one learner)",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Puts the values of the preset below those that are given; a wrong preset is left for its field to refuse."""
+        preset = given.get("preset") if isinstance(given, dict) else None
+        return {**PRESETS[preset], **given} if isinstance(preset, str) and preset in PRESETS else given
+
+    @model_serializer(mode="wrap")
+    def _write_out(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """All values, even where defaults are left out: those of a preset, or of another build, are not these."""
+        return {**{name: getattr(self, name) for name in type(self).model_fields}, **handler(self)}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.grace_min_seconds > self.grace_max_seconds:
@@ -89,6 +135,11 @@ class SyncSettings(BaseModel):
             raise ValueError(
                 f"sync.overlap_steps = {self.overlap_steps} is above sync.interval_steps = {self.interval_steps}: "
                 "a deterministic run applies a version before the next contribution of its fragment"
+            )
+        if self.is_deterministic and self.has_dynamic_interval:
+            raise ValueError(
+                "sync.has_dynamic_interval makes contributions depend on measured times, which sync.is_deterministic "
+                "excludes: switch one of them off"
             )
         return self
 
@@ -142,9 +193,19 @@ class RunRecord(BaseModel):
     past_sync: Annotated[tuple[SyncSettings, ...], Field(max_length=SETTINGS_EPOCHS_MAX)] = ()
     """The settings before each change of them, oldest first: `sync` is those of settings epoch `len(past_sync)`."""
 
+    @property
+    def every_sync(self) -> tuple[SyncSettings, ...]:
+        """The settings of all settings epochs, the first ones first."""
+        return (*self.past_sync, self.sync)
+
     def sync_of(self, digest: str) -> SyncSettings | None:
         """The settings that a recipe names; None if the run never had them."""
-        return next((sync for sync in (self.sync, *reversed(self.past_sync)) if sync.digest == digest), None)
+        return next((sync for sync in reversed(self.every_sync) if sync.digest == digest), None)
+
+    def settings_epoch_of(self, digest: str) -> int | None:
+        """The newest settings epoch with these settings, counted from 0; None if the run never had them."""
+        digests = [sync.digest for sync in self.every_sync]
+        return len(digests) - 1 - digests[::-1].index(digest) if digest in digests else None
 
     def first_difference(self, stated: dict[str, Any]) -> str | None:
         """Names the first stated setting that is not the run's, as one sentence; None if all agree.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from isles.ops.simulation.values import DOWN_QUANTUM, ZERO, Lane, Pair
 from isles.outer import orders
 from isles.outer.rounds import Rounds
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Send, Welcomed
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
@@ -64,7 +64,7 @@ class OuterActor:
 
     def __post_init__(self) -> None:
         self.client = Client(Hello(role="outer", id=self.name, incarnation=self.incarnation))
-        self.rounds = {fragment: Rounds(fragment, self.sync) for fragment in range(self.sync.num_fragments)}
+        self.rounds = {fragment: Rounds(fragment, self.sync, Budget(rounds=1)) for fragment in range(self.sync.num_fragments)}
         self._blobs: dict[str, bytes] = {}
         self._screening: dict[str, list[Contribution]] = {}
         self._merging: dict[int, _Merging] = {}

@@ -12,7 +12,7 @@ from isles.outer import orders
 from isles.outer.desk import FAILURES_MAX, Desk
 from isles.outer.optimizer import parameters_digest
 from isles.outer.rounds import RETRY_SECONDS
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.clock import ManualClock
 from isles.proto.codec import encode
 from isles.proto.errors import RefusedError
@@ -87,7 +87,7 @@ class Place:
         self.logger = ListLogger()
         self.listing = listing
         manifest = Manifest.build([TensorSpec("a", (6,), "float32", "parameter")], {}, 1)
-        self.desk = Desk(0, SYNC, manifest, self.services, self.logger, list_seconds=2.0)
+        self.desk = Desk(0, SYNC, Budget(rounds=100), manifest, self.services, self.logger, list_seconds=2.0)
         self.desk.handle(orders.LeaseGranted(1))
         self.services.answer(List, listing)
 

@@ -12,7 +12,13 @@ from isles.proto.agreement import SyncSettings
 from isles.proto.messages import Averages, Contribution, LearnerInfo, Recipe
 
 SYNC = SyncSettings()
-TIMES: dict[str, Any] = {"averages": Averages(step_seconds=0.1), "grace_seconds": 0.2, "waited_seconds": 0.3}
+TIMES: dict[str, Any] = {
+    "head_version": 0,
+    "learning_rate": None,
+    "averages": Averages(step_seconds=0.1),
+    "grace_seconds": 0.2,
+    "waited_seconds": 0.3,
+}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from isles.outer import orders
 from isles.outer.rounds import Rounds, State
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.messages import (
     BlobRef,
     Committed,
@@ -78,7 +78,7 @@ class Schedule:
         self.poisoned: set[str] = set()
         self.under_way: list[orders.Event] = []
         quorum = self.random.randint(1, NUM_LEARNERS + 1)
-        self.rounds = Rounds(0, SyncSettings(quorum=quorum, grace_max_seconds=0.3))
+        self.rounds = Rounds(0, SyncSettings(quorum=quorum, grace_max_seconds=0.3), Budget(rounds=100))
         self.tell(orders.LeaseGranted(1))
 
     def tell(self, event: orders.Event) -> None:

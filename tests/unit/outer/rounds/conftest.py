@@ -21,7 +21,7 @@ from isles.outer.orders import (
     TimerFired,
 )
 from isles.outer.rounds import Rounds, State
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.clock import ManualClock
 from isles.proto.messages import (
     BlobRef,
@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, sync: SyncSettings, make_listing: Callable[..., Listing]) -> None:
         self.clock = ManualClock()
-        self.rounds = Rounds(0, sync, list_seconds=LIST_SECONDS)
+        self.rounds = Rounds(0, sync, Budget(rounds=100), list_seconds=LIST_SECONDS)
         self.ordered: list[orders.Instruction] = []
         self.logged: list[Log] = []
         self.timer_at: float | None = None
