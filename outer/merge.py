@@ -1,9 +1,21 @@
-"""How the deltas of a round become one outer gradient: float32 in sorted id order, one delta in memory at a time."""
+"""How the deltas of a round become one outer gradient D: in sorted id order, one delta in memory at a time.
+
+    mean   D = sum of s_m c_m d_m                                           s_m = w_m / sum of w, c_m the clip factor
+    rda    D = (sum of s_m c_m n_m) u / |u|,   u = sum of s_m d_m / |d_m|   tensor by tensor
+
+`rda`, radial-directional averaging (Decoupled DiLoCo, arXiv 2604.21428), averages lengths and directions apart: the
+mean of deltas that disagree is short, which makes each outer step the smaller the more learners there are. n_m is the
+norm that the learner measured before quantisation, d_m what its payload decodes to. Embeddings always take the plain mean:
+a row is only as long as its token was frequent, so a common length for all rows would say nothing.
+
+Sums are float32, one vector however many deltas there are; norms are float64. Equal orders give equal bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +26,14 @@ from isles.proto.manifest import TensorSlice
 from isles.proto.messages import Recipe
 
 Vector = npt.NDArray[np.float32]
+Rule = Literal["mean", "rda", "advance"]
 
 CHUNK_VALUES: Final = 1 << 16
 """Values handled at a time: 256 KiB of singles and their scratch fit a second-level cache."""
+
+DIRECTION_NORM_MIN: Final = 1e-6
+"""A |u| below this (it is at most 1) is what rounding leaves of directions that cancel: D is zero then. Directions of a
+thousand learners that have nothing in common still give 0.03."""
 
 
 class Accumulator(Protocol):
@@ -40,42 +57,146 @@ class Accumulator(Protocol):
 
 
 def start_merge(recipe: Recipe, slices: Sequence[TensorSlice], sync: SyncSettings) -> Accumulator:
-    """Begins the merge of a recipe's ingredients by its rule; `slices` are those of the fragment."""
+    """Begins the merge of a recipe's ingredients by its rule; `slices` are those of the fragment.
+
+    Raises ValueError if the rule is rda and an ingredient does not have one norm for each tensor.
+    """
     parts = shares([ingredient.weight for ingredient in recipe.ingredients])
-    factors = [share * ingredient.clip for share, ingredient in zip(parts, recipe.ingredients, strict=True)]
-    return _RULES[sync.merge_rule](factors, slices[-1].stop)
+    clips = [ingredient.clip for ingredient in recipe.ingredients]
+    regions: list[_Region] = []
+    for tensor, one in enumerate(slices):
+        rule = tensor_rule(one, sync)
+        if regions and rule == regions[-1].rule != "rda":
+            regions[-1] = regions[-1]._replace(stop=one.stop)
+        else:
+            regions.append(_Region(one.start, one.stop, rule, tensor))
+    norms = [ingredient.norms for ingredient in recipe.ingredients]
+    if any(region.rule == "rda" for region in regions) and any(len(one) != len(slices) for one in norms):
+        raise ValueError(f"merging by rda takes {len(slices)} norms of each ingredient, one for each tensor")
+    return _Merge(parts, clips, norms, regions)
 
 
-class WeightedMean:
-    """D = sum of w_m c_m delta_m / sum of w_m, with weight w and clip factor c."""
+def tensor_rule(one: TensorSlice, sync: SyncSettings) -> Rule:
+    """How a tensor's deltas are merged; `advance` takes the one that goes farthest up, for counters."""
+    role = getattr(one, "role", "parameter")
+    if role == "buffer_maximum":
+        return "advance"
+    return "rda" if role == "parameter" and sync.merge_rule == "rda" else "mean"
 
-    def __init__(self, factors: Sequence[float], num_values: int) -> None:
-        """`factors`, one for each delta, are w_m c_m / sum of w_m."""
-        self._factors = list(factors)
+
+class _Region(NamedTuple):
+    """Values that are merged together: one tensor by rda, or neighbours by another rule."""
+
+    start: int
+    stop: int
+    rule: Rule
+    tensor: int
+    """Index of the first one."""
+
+
+class _Merge:
+    """Every region by its rule, in one vector that at the end is D.
+
+    Roundings to single precision, per value and delta: of a mean, s_m c_m, its product with the delta and the sum; of
+    rda, the product with s_m / |d_m| and the sum, and once at the end the scaling of u to its length.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[float],
+        clips: Sequence[float],
+        norms: Sequence[Sequence[float]],
+        regions: Sequence[_Region],
+    ) -> None:
+        """`parts`, `clips` and `norms` are those of each ingredient; norms are read where a rule is rda."""
+        self._parts, self._clips, self._norms, self._regions = parts, clips, norms, regions
         self._num_added = 0
-        self._sum: Vector = np.zeros(num_values, np.float32)
+        self._is_scaled = False
+        self._vector: Vector = np.zeros(regions[-1].stop, np.float32)
+        self._radii = [0.0] * len(regions)
+        """sum of s_m c_m n_m of each region, so far."""
 
     def add(self, delta: Vector) -> None:
         """As `Accumulator` says."""
-        if delta.shape != self._sum.shape or delta.dtype != np.float32:
+        if delta.shape != self._vector.shape or delta.dtype != np.float32:
             raise ValueError(
-                f"a delta of {self._sum.size} float32 values was expected, not {delta.dtype} of shape {delta.shape}"
+                f"a delta of {self._vector.size} float32 values was expected, not {delta.dtype} of shape {delta.shape}"
             )
-        if self._num_added == len(self._factors):
-            raise ValueError(f"the recipe has {len(self._factors)} ingredients, and here is one more delta")
-        factor = np.float32(self._factors[self._num_added])
+        if self._num_added == len(self._parts):
+            raise ValueError(f"the recipe has {len(self._parts)} ingredients, and here is one more delta")
+        number = self._num_added
         self._num_added += 1
-        scratch = np.empty(min(CHUNK_VALUES, delta.size), np.float32)
+        share, clip = self._parts[number], self._clips[number]
         with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result looks for what is not finite
-            for start in range(0, delta.size, CHUNK_VALUES):
-                part = delta[start : start + CHUNK_VALUES]
-                self._sum[start : start + CHUNK_VALUES] += np.multiply(part, factor, out=scratch[: part.size])
+            for index, region in enumerate(self._regions):
+                running, part = self._vector[region.start : region.stop], delta[region.start : region.stop]
+                match region.rule:
+                    case "mean":
+                        _add_scaled(running, part, share * clip)
+                    case "rda":
+                        self._radii[index] += share * clip * self._norms[number][region.tensor]
+                        _add_direction(running, part, share)
+                    case "advance":  # the sign of a delta is anchor - current
+                        np.minimum(running, part, out=running) if number else np.copyto(running, part)
 
     def result(self) -> Vector:
         """As `Accumulator` says."""
-        if self._num_added != len(self._factors):
-            raise ValueError(f"the recipe has {len(self._factors)} ingredients, but {self._num_added} deltas came")
-        return self._sum
+        if self._num_added != len(self._parts):
+            raise ValueError(f"the recipe has {len(self._parts)} ingredients, but {self._num_added} deltas came")
+        if not self._is_scaled:
+            self._is_scaled = True
+            with np.errstate(over="ignore", invalid="ignore"):
+                for region, radius in zip(self._regions, self._radii, strict=True):
+                    if region.rule == "rda":
+                        _set_norm(self._vector[region.start : region.stop], radius)
+        return self._vector
 
 
-_RULES: Final = {"mean": WeightedMean}
+def l2_norm(values: Vector) -> float:
+    """The Euclidean norm of [n] float32 in double precision; the same bits whatever the threads of a linear algebra."""
+    wide = np.empty(min(CHUNK_VALUES, values.size), np.float64)
+    total = 0.0
+    for span in _spans(values.size):
+        part = values[span]
+        squares = wide[: part.size]
+        squares[:] = part  # converted first: a product that converts on the way is several times slower
+        squares *= squares
+        total += float(squares.sum())
+    return math.sqrt(total)
+
+
+def _add_scaled(running: Vector, part: Vector, factor: float) -> None:
+    single = np.float32(factor)
+    scratch = np.empty(min(CHUNK_VALUES, part.size), np.float32)
+    for span in _spans(part.size):
+        piece = part[span]
+        running[span] += np.multiply(piece, single, out=scratch[: piece.size])
+
+
+def _add_direction(running: Vector, part: Vector, share: float) -> None:
+    """Adds share * part / |part|, nothing if the part is zero; in double precision, since 1 / |part| may be huge."""
+    norm = l2_norm(part)
+    if norm == 0:
+        return
+    wide = np.empty(min(CHUNK_VALUES, part.size), np.float64)
+    for span in _spans(part.size):
+        piece = part[span]
+        product = wide[: piece.size]
+        product[:] = piece
+        product *= share / norm
+        running[span] += product.astype(np.float32)
+
+
+def _set_norm(values: Vector, radius: float) -> None:
+    """Scales u to the length `radius` in place."""
+    norm = l2_norm(values)
+    if norm < DIRECTION_NORM_MIN:
+        values[:] = 0
+        return
+    for span in _spans(values.size):
+        values[span] = values[span].astype(np.float64) * (radius / norm)
+
+
+def _spans(size: int) -> Iterator[slice]:
+    for start in range(0, size, CHUNK_VALUES):
+        yield slice(start, min(start + CHUNK_VALUES, size))

@@ -75,12 +75,13 @@ def finish_version(
         parameters <- parameters + dec(update)
         remainder <- exact - parameters
 
-    With f = 1 the step is that of Nesterov's method as in `torch.optim.SGD`. Raises NonFiniteError if any new value is
-    NaN or infinite, RangeError if the codec cannot carry the update.
+    lr is the recipe's, or the settings' if it has none. With f = 1 the step is that of Nesterov's method as in
+    `torch.optim.SGD`. Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry
+    the update.
     """
     num_values = slices[-1].stop
     _check_finite(gradient, "merged delta")
-    momentum, wanted = _outer_step(state, gradient, recipe.fraction, sync)
+    momentum, wanted = _outer_step(state, gradient, recipe, sync)
     if sync.outer_momentum:
         _check_finite(momentum, "momentum")
     _check_finite(wanted, "step")
@@ -133,9 +134,10 @@ def optimizer_digest(state: FragmentState) -> str:
     return digest.hexdigest()
 
 
-def _outer_step(state: FragmentState, gradient: Vector, fraction: float, sync: SyncSettings) -> tuple[Vector, Vector]:
+def _outer_step(state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings) -> tuple[Vector, Vector]:
     """The new momentum, and remainder - step: how far the parameters shall move."""
-    mu, rate = sync.outer_momentum, sync.outer_learning_rate
+    mu, fraction = sync.outer_momentum, recipe.fraction
+    rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
     with np.errstate(over="ignore", invalid="ignore"):
         momentum = gradient * np.float32(fraction)
         if state.momentum is not None:

@@ -41,7 +41,7 @@ def staleness_discount(versions_behind: int, exponent: float) -> float:
 
 
 def discounted_share(weights: Sequence[float], discounts: Sequence[float]) -> float:
-    """sum of w_m s_m / sum of w_m, in (0, 1]: what a round's step shrinks by, so that it is the discounted deltas' own.
+    """What a round's step shrinks by for being discounted: sum of w_m s_m / sum of w_m, in (0, 1].
 
     A weight alone only moves a delta against the others of its round: two learners of which one is discounted would
     move the model as far as before, the fresh one further. With the fraction shrunk by this share, each contribution

@@ -82,11 +82,11 @@ class SyncSettings(BaseModel):
     has_cues: bool = Field(default=True, description="whether an open round cues the learners that are not in it yet")
     merge_rule: MergeRule = Field(
         default="mean",
-        description="how the deltas of a round become one outer gradient: mean, or rda = mean norm times mean direction",
+        description="how the deltas of a round become one outer gradient: mean, or rda = mean norm and direction",
     )
     staleness_exponent: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = Field(
         default=0.0,
-        description="a in (1 + versions behind)^-a, by which an old base makes a contribution count less; 0 = not at all",
+        description="a in (1 + versions behind)^-a, the share for which a contribution with an old base counts; 0 = fully",
     )
     outer_learning_rate: Positive = Field(default=0.7, description="step of the outer optimizer, at its highest")
     outer_schedule: OuterSchedule = Field(

@@ -64,7 +64,9 @@ class OuterActor:
 
     def __post_init__(self) -> None:
         self.client = Client(Hello(role="outer", id=self.name, incarnation=self.incarnation))
-        self.rounds = {fragment: Rounds(fragment, self.sync, Budget(rounds=1)) for fragment in range(self.sync.num_fragments)}
+        self.rounds = {
+            fragment: Rounds(fragment, self.sync, Budget(rounds=1)) for fragment in range(self.sync.num_fragments)
+        }
         self._blobs: dict[str, bytes] = {}
         self._screening: dict[str, list[Contribution]] = {}
         self._merging: dict[int, _Merging] = {}

@@ -1,4 +1,4 @@
-"""Merging and the outer step, against a reference in double precision and against torch."""
+"""The outer step, against a reference in double precision and against torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.merge import CHUNK_VALUES, WeightedMean, start_merge
 from isles.outer.optimizer import (
     FragmentState,
     NewVersion,
@@ -56,13 +55,6 @@ def slices_of(num_values: int) -> tuple[TensorSlice, ...]:
     return (TensorSlice("only", 0, num_values, (num_values,)),)
 
 
-def merge(deltas: Sequence[Vector], recipe: Recipe) -> Vector:
-    accumulator = start_merge(recipe, slices_of(deltas[0].size), EXACT)
-    for delta in deltas:
-        accumulator.add(delta)
-    return accumulator.result()
-
-
 def next_version(state: FragmentState, deltas: Sequence[Vector], recipe: Recipe, sync: SyncSettings) -> NewVersion:
     return make_version(state, deltas, recipe, sync, slices_of(state.parameters.size))
 
@@ -72,7 +64,8 @@ def reference(state: FragmentState, deltas: list[Vector], recipe: Recipe, sync: 
     wide = [delta.astype(np.float64) for delta in deltas]
     weights = [ingredient.weight for ingredient in recipe.ingredients]
     weights = weights if sum(weights) > 0 else [1.0] * len(weights)
-    f, mu, lr = recipe.fraction, sync.outer_momentum, sync.outer_learning_rate
+    f, mu = recipe.fraction, sync.outer_momentum
+    lr = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
     merged = sum(w * i.clip * d for w, i, d in zip(weights, recipe.ingredients, wide, strict=True)) / sum(weights)
     zeros = np.zeros(state.parameters.size)
     old = zeros if state.momentum is None else state.momentum.astype(np.float64)
@@ -90,58 +83,6 @@ def assert_like_reference(new: NewVersion, wanted: tuple[Any, Any], *, tolerance
     np.testing.assert_allclose(new.state.momentum, wanted[1], rtol=0, atol=tolerance)
 
 
-# --------------------------------------------------------------------------------------------------------------- merge
-
-
-def test_a_mean_covers_every_value_once_whatever_the_chunks() -> None:
-    for num_values in (1, CHUNK_VALUES - 1, CHUNK_VALUES, CHUNK_VALUES + 1, 2 * CHUNK_VALUES + 3):
-        ones = np.ones(num_values, np.float32)
-        assert (merge([ones, ones], recipe_of([3.0, 1.0])) == 1.0).all()
-
-
-def test_one_delta_alone_is_its_own_mean_to_the_bit() -> None:
-    delta = random_vector(1)
-    assert (merge([delta], recipe_of([1234.5])) == delta).all()
-
-
-def test_deltas_that_weigh_nothing_are_merged_alike() -> None:
-    deltas = [np.full(3, 1.0, np.float32), np.full(3, 3.0, np.float32)]
-    assert merge(deltas, recipe_of([0.0, 0.0])).tolist() == [2.0, 2.0, 2.0]
-
-
-def test_a_clip_factor_scales_its_delta() -> None:
-    delta = np.full(3, 4.0, np.float32)
-    assert merge([delta], recipe_of([1.0], clip=0.5)).tolist() == [2.0, 2.0, 2.0]
-
-
-def test_deltas_are_taken_one_at_a_time() -> None:
-    num_held = 0
-
-    def deltas() -> Any:
-        nonlocal num_held
-        for _ in range(5):
-            num_held += 1
-            yield np.ones(4, np.float32)
-
-    mean = WeightedMean([0.2] * 5, 4)
-    for number, delta in enumerate(deltas(), 1):
-        mean.add(delta)
-        assert num_held == number
-    np.testing.assert_allclose(mean.result(), 1.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("delta", [np.ones(3, np.float32), np.ones(4, np.float64), np.ones((2, 2), np.float32)])
-def test_a_delta_of_another_form_is_refused(delta: Any) -> None:
-    with pytest.raises(ValueError, match="4 float32 values"):
-        WeightedMean([1.0], 4).add(delta)
-
-
-@pytest.mark.parametrize("num_deltas", [1, 3])
-def test_deltas_and_ingredients_must_be_equally_many(num_deltas: int) -> None:
-    with pytest.raises(ValueError, match="2 ingredients"):
-        merge([np.ones(4, np.float32)] * num_deltas, recipe_of([1.0, 1.0]))
-
-
 # ---------------------------------------------------------------------------------------------------------- outer step
 
 
@@ -150,12 +91,13 @@ def test_deltas_and_ingredients_must_be_equally_many(num_deltas: int) -> None:
     weights=st.lists(st.just(0.0) | st.floats(1e-3, 1e12), min_size=1, max_size=5),
     fraction=st.floats(0.01, 1.0),
     momentum=st.sampled_from([0.0, 0.5, 0.9, 0.99]),
+    rate=st.none() | st.floats(0, 1),
 )
 def test_a_version_is_what_the_reference_says(
-    seed: int, weights: list[float], fraction: float, momentum: float
+    seed: int, weights: list[float], fraction: float, momentum: float, rate: float | None
 ) -> None:
     sync = EXACT.model_copy(update={"outer_momentum": momentum})
-    recipe = recipe_of(weights, fraction, sync)
+    recipe = recipe_of(weights, fraction, sync).model_copy(update={"learning_rate": rate})
     deltas = [random_vector(seed + index, 50) for index in range(len(weights))]
     state = FragmentState(
         random_vector(seed + 10, 50), random_vector(seed + 11, 50), random_vector(seed + 12, 50, 1e-3)
