@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from isles.outer.weights import by_name, discounted_share, fraction, staleness_discount, token_weight
 from isles.proto.agreement import SyncSettings
-from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe, Version
+from isles.proto.ids import Version
+from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe
 
 
 def make_recipe(

@@ -5,8 +5,8 @@
 
 `rda`, radial-directional averaging (Decoupled DiLoCo, arXiv 2604.21428), averages lengths and directions apart: the
 mean of deltas that disagree is short, which makes each outer step the smaller the more learners there are. n_m is the
-norm that the learner measured before quantisation, d_m what its payload decodes to. Embeddings always take the plain mean:
-a row is only as long as its token was frequent, so a common length for all rows would say nothing.
+norm that the learner measured before quantisation, d_m what its payload decodes to. Embeddings always take the plain
+mean: a row is only as long as its token was frequent, so a length common to all rows would say nothing.
 
 Sums are float32, one vector however many deltas there are; norms are float64. Equal orders give equal bits.
 """

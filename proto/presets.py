@@ -21,21 +21,21 @@ Preset = Literal["decoupled", "diloco", "streaming", "local-sgd", "async"]
 QUORUM_MAX: Final = 100_000
 """More learners than any fleet has. A round waits for at most those that are live, so this quorum means all of them."""
 
-_EVERYBODY: Final[Mapping[str, Any]] = {"quorum": QUORUM_MAX, "has_cues": True, "merge_rule": "mean"}
+_EVERYBODY: Final[dict[str, Any]] = {"quorum": QUORUM_MAX, "has_cues": True, "merge_rule": "mean"}
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "decoupled": {},
-        "diloco": _EVERYBODY
-        | {
+        "diloco": {
+            **_EVERYBODY,
             "num_fragments": 1,
             "apply_rule": "rebase",
             "books": "exact",
             "outer_learning_rate": 0.7,
             "outer_momentum": 0.9,
         },
-        "streaming": _EVERYBODY
-        | {
+        "streaming": {
+            **_EVERYBODY,
             "num_fragments": 4,
             "apply_rule": "blend",
             "blend_alpha": 0.5,
@@ -43,8 +43,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "outer_learning_rate": 0.4,
             "outer_momentum": 0.9,
         },
-        "local-sgd": _EVERYBODY
-        | {
+        "local-sgd": {
+            **_EVERYBODY,
             "num_fragments": 1,
             "apply_rule": "rebase",
             "books": "exact",
