@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from isles.brokers import retained
+from isles.brokers import retained, versions
 from isles.brokers.replies import joined_log, log, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -54,15 +54,18 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
                 log("warning", "client.refused", **refused, code="fenced", text=text),
             ]
         retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
-    session = state.sessions.open(hello, arrival.connection, state.now)
-    if session is None:
+    opened = state.sessions.open(hello, arrival.connection, state.now)
+    if opened is None:
         text = f"{state.settings.sessions_max} sessions are open (sessions_max)"
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
+    session, is_new = opened
     older = state.uploads.drop_older(session.owner, session.incarnation)
     abandoned = [AbandonUpload(upload.transfer, upload.blob) for upload in older]
     if session.role == "worker":
         state.membership.join(session.id, session.incarnation, session.region, state.now, state.unix)
-    return [*abandoned, *reply(arrival, _welcome(state, session, hello)), joined_log(session)]
+    # Whoever waits for a run to begin says HELLO every few seconds.
+    joined = [joined_log(session)] if is_new else []
+    return [*abandoned, *reply(arrival, _welcome(state, session, hello)), *joined]
 
 
 def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
@@ -74,7 +77,7 @@ def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
         seq=state.seq,
         limits=state.settings.limits,
         run_record=state.record,
-        heads=retained.heads(state.index),
+        heads=versions.heads(state.index),
         rows=retained.rows_of(state.index, session.id) if is_worker else (),
         shards=state.membership.shards_of(session.id) if is_worker else {},
     )

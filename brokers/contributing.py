@@ -117,8 +117,8 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
             refusal_log(type(answer).__name__.lower(), f"contribution {name}"),
         ]
     state.membership.advance_shards(name.learner, dict(contribution.cursor))
-    head = state.index.head(name.fragment)
-    hint = state.hint("contribution", fragment=name.fragment, version=head.version if head else 0, learner=name.learner)
+    head = state.index.head_version(name.fragment) or 0
+    hint = state.hint("contribution", fragment=name.fragment, version=head, learner=name.learner)
     facts = {"base_version": contribution.base_version, "tokens": contribution.tokens, "bytes": blob.size_bytes}
     return [*sent, hint, log("info", "contribution.accepted", **named(name), **facts)]
 

@@ -140,8 +140,14 @@ class Membership:
 
     @property
     def tokens_produced(self) -> int:
-        """Of all learners and all their incarnations, up to their last PROGRESS."""
-        return min(COUNT_MAX, sum(known.tokens_before + known.tokens for known in self._learners.values()))
+        """Of all learners and all their incarnations.
+
+        Each learner's counters up to their last PROGRESS, or the tokens of its accepted contributions if these are
+        more: an incarnation that dies has often handed in work that no PROGRESS told of.
+        """
+        accepted = self._index.tokens_accepted()
+        counted = {name: known.tokens_before + known.tokens for name, known in self._learners.items()}
+        return min(COUNT_MAX, sum(max(tokens, accepted.get(name, 0)) for name, tokens in counted.items()))
 
     def flush(self) -> None:
         """Writes what has changed since the last time; a broker that dies loses at most that."""

@@ -1,8 +1,8 @@
-"""What outers say: LEASE, LIST, SETTLE, COMMIT. Pure."""
+"""What outers say: LEASE, LIST, SETTLE, COMMIT, CHECKPOINT. Pure."""
 
 from __future__ import annotations
 
-from isles.brokers import retained
+from isles.brokers import retained, versions
 from isles.brokers.replies import log, named, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -11,8 +11,10 @@ from isles.brokers.vocabulary import (
     MessageArrived,
 )
 from isles.proto.messages import (
+    Checkpoint,
     Commit,
     Committed,
+    Done,
     Error,
     Fenced,
     Lease,
@@ -27,7 +29,7 @@ from isles.proto.messages import (
 def take_lease(state: State, session: Session, arrival: MessageArrived, message: Lease) -> list[Instruction]:
     """LEASE: renews and grants what is free."""
     assert state.record is not None
-    wanted = tuple(fragment for fragment in message.fragments if fragment < state.record.sync.num_fragments)
+    wanted = tuple(fragment for fragment in message.fragments if state.num_tensors(fragment))
     epochs, is_new = state.leases.grant(wanted, session.id, session.incarnation, state.now)
     leased = Leased(epochs=epochs, lease_seconds=state.settings.outer_lease_seconds)
     if not is_new:
@@ -38,7 +40,7 @@ def take_lease(state: State, session: Session, arrival: MessageArrived, message:
 
 def take_list(state: State, _: Session, arrival: MessageArrived, message: List) -> list[Instruction]:
     """LIST: all that one round needs."""
-    listing = retained.listing(state.index, message.fragment)
+    listing = retained.listing(state.index, message.fragment, state.damaged)
     if listing is None:
         text = f"there is no fragment {message.fragment} in this run"
         return respond(arrival, Error(code="not-found", text=text))
@@ -60,7 +62,12 @@ def take_commit(state: State, session: Session, arrival: MessageArrived, message
     """COMMIT: the next version, if nothing it stands on has changed."""
     epoch = state.leases.epoch(message.fragment)
     answer = retained.commit(
-        state.index, message, epoch=epoch, versions_kept=state.settings.versions_kept, unix=state.unix
+        state.index,
+        message,
+        epoch=epoch,
+        versions_kept=state.settings.versions_kept,
+        unix=state.unix,
+        damaged=state.damaged,
     )
     if isinstance(answer, Fenced):
         return _fence(session, arrival, message.fragment, epoch)
@@ -85,6 +92,22 @@ def take_commit(state: State, session: Session, arrival: MessageArrived, message
         state.hint("version", fragment=answer.fragment, version=answer.version),
         said,
     ]
+
+
+def take_checkpoint(state: State, session: Session, arrival: MessageArrived, message: Checkpoint) -> list[Instruction]:
+    """CHECKPOINT: the whole state of a version is here, so older ones may go."""
+    epoch = state.leases.epoch(message.fragment)
+    before = state.index.version(message.fragment, message.version)
+    answer = versions.checkpoint(
+        state.index, message, epoch=epoch, versions_kept=state.settings.versions_kept, damaged=state.damaged
+    )
+    if isinstance(answer, Fenced):
+        return _fence(session, arrival, message.fragment, epoch)
+    if not isinstance(answer, Done) or state.index.version(message.fragment, message.version) == before:
+        return respond(arrival, answer)
+    num_bytes = sum(blob.size_bytes for blob in versions.state_blobs(message))
+    said = log("info", "version.checkpointed", fragment=message.fragment, version=message.version, bytes=num_bytes)
+    return [*reply(arrival, answer), said]
 
 
 def _fence(session: Session, arrival: MessageArrived, fragment: int, epoch: int) -> list[Instruction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from isles.brokers import retained
+from isles.brokers import retained, versions
 from isles.brokers.replies import log, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -14,6 +14,7 @@ from isles.brokers.vocabulary import (
     MessageArrived,
 )
 from isles.proto.messages import (
+    HEADER_BYTES_MAX,
     AskHeads,
     AskHistory,
     AskStatus,
@@ -25,34 +26,28 @@ from isles.proto.messages import (
     ReportInfo,
 )
 
-HISTORY_INGREDIENTS_MAX: Final = 4096
-"""Contributions listed in one HISTORY: with their names about 1 MB, well under the longest header."""
+HISTORY_BYTES_MAX: Final = HEADER_BYTES_MAX // 4
+"""Of the versions in one HISTORY: a few answers more cost little, and one of these keeps a broker busy long enough."""
 
 
 def take_ask_version(state: State, session: Session, arrival: MessageArrived, message: AskVersion) -> list[Instruction]:
     """ASK_VERSION: the way to the head, with the asker's own row."""
-    learner = session.id if session.role == "worker" else ""
-    answer = retained.version_reply(state.index, message.fragment, message.base_version, learner, state.damaged)
+    row = retained.own_row(state.index, session.id, message.fragment) if session.role == "worker" else None
+    answer = versions.version_reply(state.index, message.fragment, message.base_version, row, state.damaged)
     return respond(arrival, answer)
 
 
 def take_ask_heads(state: State, session: Session, arrival: MessageArrived, _: AskHeads) -> list[Instruction]:
     """ASK_HEADS: all heads and the asker's rows."""
     rows = retained.rows_of(state.index, session.id) if session.role == "worker" else ()
-    heads = retained.heads(state.index)
+    heads = versions.heads(state.index)
     return reply(arrival, Heads(broker_incarnation=state.incarnation, seq=state.seq, heads=heads, rows=rows))
 
 
 def take_ask_history(state: State, _: Session, arrival: MessageArrived, message: AskHistory) -> list[Instruction]:
     """ASK_HISTORY: versions with their recipes, fewer than wanted if those are long."""
-    versions = state.index.versions(message.fragment, message.first, message.num_max)
-    num_ingredients = 0
-    for position, info in enumerate(versions):
-        num_ingredients += info.num_participants
-        if position and num_ingredients > HISTORY_INGREDIENTS_MAX:
-            versions = versions[:position]
-            break
-    return reply(arrival, History(versions=tuple(versions)))
+    found = state.index.versions(message.fragment, message.first, message.num_max, HISTORY_BYTES_MAX)
+    return reply(arrival, History(versions=tuple(found)))
 
 
 def take_report(state: State, session: Session, arrival: MessageArrived, message: Report) -> list[Instruction]:

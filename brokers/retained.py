@@ -10,21 +10,29 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from isles.brokers.store.index import Commitment, Index, StoredRow
+from isles.brokers.versions import (
+    UPDATES_MAX,
+    blob_fault,
+    let_go,
+    newest_checkpoint,
+    num_since_checkpoint,
+    state_blobs,
+    version_owner,
+)
 from isles.proto.agreement import RunRecord
 from isles.proto.errors import MessageError
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     COUNT_MAX,
+    HEADER_BYTES_MAX,
     Accepted,
-    BlobRef,
     Commit,
     Committed,
     Contribution,
     Error,
     Expired,
     Fenced,
-    Head,
     Init,
     Initialised,
     Listing,
@@ -36,11 +44,12 @@ from isles.proto.messages import (
     Settle,
     Stale,
     VersionInfo,
-    VersionReply,
 )
 
 TEXT_MAX: Final = 1000
 """Characters of another's words that are repeated in an answer."""
+RECIPE_BYTES_MAX: Final = HEADER_BYTES_MAX - (64 << 10)
+"""So that a version with its recipe fits a header."""
 
 RUN_RECORD = "run_record"
 INITIALISER = "initialiser"
@@ -97,7 +106,7 @@ def init(index: Index, message: Init, *, initialiser: str, unix: float) -> Messa
             committed_unix=unix,
         )
         index.put_version(first, Commitment("", 0, 0, 0.0, 0))
-        index.add_reference(info.parameters.digest, _version_owner(info.fragment, 0))
+        index.add_reference(info.parameters.digest, version_owner(info.fragment, 0))
     return Initialised(is_mine=True)
 
 
@@ -105,9 +114,9 @@ def _init_fault(index: Index, message: Init, manifest: Manifest) -> str | None:
     record = message.run_record
     if manifest.digest != record.manifest_digest:
         return f"INIT: the manifest has digest {manifest.digest[:12]}, not {record.manifest_digest[:12]}"
-    wanted = list(range(record.sync.num_fragments))
-    if len(manifest.fragments) != len(wanted):
-        return f"INIT: the manifest has {len(manifest.fragments)} fragments, sync.num_fragments is {len(wanted)}"
+    wanted = list(range(len(manifest.fragments)))
+    if len(wanted) - record.sync.num_fragments not in (0, 1):  # buffers make up one more
+        return f"INIT: the manifest has {len(wanted)} fragments, sync.num_fragments is {record.sync.num_fragments}"
     if [info.fragment for info in message.versions] != wanted:
         return f"INIT: version 0 of each of the fragments 0..{len(wanted) - 1} is needed, in order"
     for info in message.versions:
@@ -115,16 +124,6 @@ def _init_fault(index: Index, message: Init, manifest: Manifest) -> str | None:
             return f"INIT: fragment {info.fragment} has version {info.version} or no parameters"
         if fault := blob_fault(index, info.parameters):
             return f"INIT: {fault}"
-    return None
-
-
-def blob_fault(index: Index, blob: BlobRef) -> str | None:
-    """Why a message may not refer to this blob; None if it is stored."""
-    stored = index.blob(blob.digest)
-    if stored is None:
-        return f"blob {blob.digest[:12]} is not in the store: UPLOAD it first"
-    if stored.size_bytes != blob.size_bytes:
-        return f"blob {blob.digest[:12]} has {stored.size_bytes} bytes, not {blob.size_bytes}"
     return None
 
 
@@ -152,19 +151,19 @@ def judge_offer(index: Index, contribution: Contribution, *, horizon_versions: i
     """The answer to an OFFER whose upload is not under way; None if its bytes are wanted."""
     if (answer := _judge(index, contribution)) is not None:
         return answer
-    head = index.head(contribution.id.fragment)
+    head = index.head_version(contribution.id.fragment)
     if head is None:
         return Error(code="not-found", text=f"there is no fragment {contribution.id.fragment} in this run")
-    if contribution.base_version > head.version:
+    if contribution.base_version > head:
         return Error(
             code="broken-rule",
             text=f"contribution {contribution.id} has base version {contribution.base_version}, and the newest version "
-            f"is {head.version}: was the store replaced by an older one?",
+            f"is {head}: was the store replaced by an older one?",
         )
-    if is_expired(head.version, contribution.base_version, horizon_versions):
+    if is_expired(head, contribution.base_version, horizon_versions):
         _put_answered(index, contribution.id)
         index.add_to_counter(EXPIRED_COUNTER, 1)
-        return Expired(id=contribution.id, head=head.version)
+        return Expired(id=contribution.id, head=head)
     return None
 
 
@@ -179,6 +178,7 @@ def accept(index: Index, contribution: Contribution, *, unix: float) -> Message:
     index.put_row(StoredRow(contribution))
     _put_answered(index, contribution.id)
     index.add_to_counter(BYTES_UP_COUNTER, contribution.blob.size_bytes)
+    index.add_accepted(learner, fragment, contribution.tokens)
     return Accepted(id=contribution.id)
 
 
@@ -210,9 +210,9 @@ def _answer_already_given(index: Index, contribution: Contribution) -> Message:
             return Error(code="conflict", text=text)
         return row_answer(row)
     answered = index.answered(contribution_id.learner, contribution_id.fragment)
-    head = index.head(contribution_id.fragment)
+    head = index.head_version(contribution_id.fragment)
     if head is not None and answered is not None and answered[1] == contribution_id.number:
-        return Expired(id=contribution_id, head=head.version)
+        return Expired(id=contribution_id, head=head)
     return Error(code="broken-rule", text=f"contribution {contribution_id} comes after a later one was answered")
 
 
@@ -228,13 +228,16 @@ def row_answer(row: StoredRow) -> Message:
 # ------------------------------------------------------------------------------------------------------------ merging
 
 
-def listing(index: Index, fragment: int) -> Listing | None:
+def listing(index: Index, fragment: int, damaged: AbstractSet[str] = frozenset()) -> Listing | None:
     """What one round needs, but for the learners; None if there is no such fragment."""
     head = index.head(fragment)
     if head is None:
         return None
     pending = sorted((row.contribution for row in index.pending(fragment)), key=lambda contribution: contribution.id)
-    return Listing(head=head, pending=tuple(pending), learners=())
+    checkpoint = newest_checkpoint(index, fragment, head.version, damaged)
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"recipe": None})
+    return Listing(head=head, pending=tuple(pending), learners=(), checkpoint=checkpoint)
 
 
 def settle(index: Index, message: Settle) -> list[StoredRow]:
@@ -259,10 +262,20 @@ def row_fault(index: Index, recipe: Recipe) -> str | None:
             return f"contribution {ingredient.id} is not in the store"
         if row.state != "pending":
             return f"contribution {ingredient.id} is {row.state}"
+        if row.contribution.blob.digest != ingredient.digest:
+            return f"contribution {ingredient.id} has other bytes than the recipe says"
     return None
 
 
-def commit(index: Index, message: Commit, *, epoch: int, versions_kept: int, unix: float) -> Message:
+def commit(
+    index: Index,
+    message: Commit,
+    *,
+    epoch: int,
+    versions_kept: int,
+    unix: float,
+    damaged: AbstractSet[str] = frozenset(),
+) -> Message:
     """Compare and set: version `base_version + 1`, if nothing it stands on has changed. `epoch` is the newest one."""
     repeated = index.version_of_commit(message.commit_id)
     if repeated is not None:
@@ -274,30 +287,38 @@ def commit(index: Index, message: Commit, *, epoch: int, versions_kept: int, uni
         return Error(code="broken-rule", text=f"COMMIT of fragment {message.fragment} without a LEASE on it")
     if head.version != message.base_version:
         return Stale(fragment=message.fragment, head=head.version, reason=f"the head is {head.version}")
-    if fault := _recipe_fault(message):
-        return Error(code="broken-rule", text=fault)
+    if fault := _commit_fault(message, num_since_checkpoint(index, message.fragment, head.version)):
+        return fault
     if fault := row_fault(index, message.recipe):
         return Stale(fragment=message.fragment, head=head.version, reason=fault)
-    for blob in _blobs(message):
+    for blob in (message.update, *state_blobs(message)):
         if fault := blob_fault(index, blob):
             return Error(code="not-found", text=f"COMMIT: {fault}")
     _write_version(index, message, head, unix)
-    _let_go(index, message.fragment, head.version + 1 - versions_kept)
+    let_go(index, message.fragment, head.version + 1, versions_kept=versions_kept, damaged=damaged)
     return Committed(fragment=message.fragment, version=head.version + 1)
 
 
-def _recipe_fault(message: Commit) -> str | None:
+def _commit_fault(message: Commit, num_since: int) -> Error | None:
     learners = [ingredient.id.learner for ingredient in message.recipe.ingredients]
     if not learners or len(set(learners)) != len(learners):
-        return f"COMMIT: a version is made from contributions of distinct learners, not of {learners[:8]}"
+        text = f"COMMIT: a version is made from contributions of distinct learners, not of {learners[:8]}"
+        return Error(code="broken-rule", text=text)
     if any(ingredient.id.fragment != message.fragment for ingredient in message.recipe.ingredients):
-        return f"COMMIT: a contribution to another fragment cannot be in a version of fragment {message.fragment}"
+        text = f"COMMIT: a contribution to another fragment cannot be in a version of fragment {message.fragment}"
+        return Error(code="broken-rule", text=text)
+    if recipe_bytes(message.recipe) > RECIPE_BYTES_MAX:
+        text = f"COMMIT: the recipe of {len(learners)} contributions with their norms would fit no answer"
+        return Error(code="too-large", text=text)
+    if num_since >= UPDATES_MAX:
+        text = f"COMMIT: fragment {message.fragment} is {num_since} versions after its checkpoint: CHECKPOINT one first"
+        return Error(code="broken-rule", text=text)
     return None
 
 
-def _blobs(version: Commit | VersionInfo) -> list[BlobRef]:
-    candidates = (version.update, version.parameters, version.momentum, version.remainder)
-    return [blob for blob in candidates if blob is not None]
+def recipe_bytes(recipe: Recipe) -> int:
+    """Most that a recipe takes when packed, in bytes: a number takes 9, a contribution without its norms under 400."""
+    return sum(400 + 9 * len(ingredient.norms) for ingredient in recipe.ingredients)
 
 
 def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float) -> None:
@@ -308,12 +329,13 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
         assert row is not None
         tokens += row.contribution.tokens
         index.put_row(StoredRow(row.contribution, "merged", version))
-        index.move_references(_row_owner(row.id.learner, row.id.fragment), _version_owner(message.fragment, version))
+        index.move_references(_row_owner(row.id.learner, row.id.fragment), version_owner(message.fragment, version))
     info = VersionInfo(
         fragment=message.fragment,
         version=version,
         epoch=message.epoch,
         parameters_sha256=message.parameters_sha256,
+        optimizer_sha256=message.optimizer_sha256,
         tokens_total=min(COUNT_MAX, head.tokens_total + tokens),
         num_participants=len(ingredients),
         update=message.update,
@@ -326,33 +348,15 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
     staleness = sum(max(0, head.version - ingredient.base_version) for ingredient in ingredients)
     commitment = Commitment(message.commit_id, tokens, len(ingredients), message.recipe.fraction, staleness)
     index.put_version(info, commitment)
-    for blob in _blobs(message):
-        index.add_reference(blob.digest, _version_owner(message.fragment, version))
-
-
-def _let_go(index: Index, fragment: int, last: int) -> None:
-    """Drops the blobs of versions 1..last and of the contributions in them; version 0 is the run's origin and stays."""
-    for version in index.retained(fragment, last):
-        index.drop_references(_version_owner(fragment, version))
-        index.put_not_retained(fragment, version)
+    for blob in (message.update, *state_blobs(message)):
+        index.add_reference(blob.digest, version_owner(message.fragment, version))
 
 
 def _row_owner(learner: str, fragment: int) -> str:
     return f"row/{learner}/{fragment}"
 
 
-def _version_owner(fragment: int, version: int) -> str:
-    return f"version/{fragment}/{version}"
-
-
-# ----------------------------------------------------------------------------------------------------------- versions
-
-
-def heads(index: Index) -> tuple[Head, ...]:
-    """The newest version of every fragment, in short."""
-    return tuple(
-        Head(fragment=info.fragment, version=info.version, tokens_total=info.tokens_total) for info in index.heads()
-    )
+# --------------------------------------------------------------------------------------------------------------- rows
 
 
 def rows_of(index: Index, learner: str) -> tuple[Row, ...]:
@@ -364,45 +368,3 @@ def own_row(index: Index, learner: str, fragment: int) -> Row | None:
     """The row in a VERSION reply: what became of the asker's last contribution, as of the very same head."""
     row = index.row(learner, fragment)
     return None if row is None else row.shown()
-
-
-def version_reply(
-    index: Index, fragment: int, base_version: int | None, learner: str, damaged: AbstractSet[str] = frozenset()
-) -> Message:
-    """The way from a version to the head, by updates or by whole parameters, whichever is fewer bytes.
-
-    Digests in `damaged` cannot be read at the moment; the other way is taken if one of them is in the way.
-    """
-    head = index.head(fragment)
-    if head is None:
-        return Error(code="not-found", text=f"there is no fragment {fragment} in this run")
-    if base_version is not None and base_version > head.version:
-        return Error(
-            code="broken-rule",
-            text=f"version {base_version} of fragment {fragment} is not in this store, whose newest is {head.version}: "
-            "was the store replaced by an older one?",
-        )
-    row = own_row(index, learner, fragment)
-    if base_version == head.version:
-        return VersionReply(head=head, row=row)
-    updates = None if base_version is None else _chain(index, fragment, base_version, head.version, damaged)
-    parameters = None if head.parameters is None or head.parameters.digest in damaged else head.parameters
-    if updates is not None and (parameters is None or sum(blob.size_bytes for blob in updates) < parameters.size_bytes):
-        return VersionReply(head=head, updates=updates, row=row)
-    if parameters is None:
-        return Error(code="not-found", text=f"fragment {fragment} has no undamaged way to its head")
-    return VersionReply(head=head, is_snapshot=True, row=row)
-
-
-CHAIN_MAX: Final = 256
-"""Longest chain of updates looked at: by far longer ones than a snapshot is worth."""
-
-
-def _chain(
-    index: Index, fragment: int, base_version: int, head: int, damaged: AbstractSet[str]
-) -> tuple[BlobRef, ...] | None:
-    if head - base_version > CHAIN_MAX:
-        return None
-    versions = index.versions(fragment, base_version + 1, head - base_version)
-    updates = tuple(info.update for info in versions if info.update is not None and info.update.digest not in damaged)
-    return updates if len(updates) == head - base_version else None

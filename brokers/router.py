@@ -4,7 +4,7 @@
 instructions only after that transaction is durable, so nothing is answered that a crash could take back.
 
     who may say what           here, in VERBS
-    the books                  retained
+    the books                  retained, versions
     what each message does     admission, contributing, fetching, merging, reading
     leases and transfers       membership, leases, uploads, downloads
 """
@@ -27,7 +27,7 @@ from isles.brokers.contributing import (
 )
 from isles.brokers.fetching import chunk_read, read_failed, take_credit, take_fetch
 from isles.brokers.limits import RoutingSettings
-from isles.brokers.merging import take_commit, take_lease, take_list, take_settle
+from isles.brokers.merging import take_checkpoint, take_commit, take_lease, take_list, take_settle
 from isles.brokers.reading import take_ask_heads, take_ask_history, take_ask_status, take_ask_version, take_report
 from isles.brokers.replies import joined_log, log, refusal_log, refuse, reply
 from isles.brokers.sessions import Session
@@ -54,6 +54,7 @@ from isles.proto.messages import (
     AskStatus,
     AskVersion,
     Channel,
+    Checkpoint,
     Chunk,
     Commit,
     Credit,
@@ -109,6 +110,7 @@ VERBS: Final[dict[type[Message], Verb]] = {
     List: Verb(_OUTER, take_list),
     Settle: Verb(_OUTER, take_settle),
     Commit: Verb(_OUTER, take_commit),
+    Checkpoint: Verb(_OUTER, take_checkpoint),
 }
 """Everything that needs a session; HELLO and ASK_STATUS do not."""
 

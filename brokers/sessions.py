@@ -37,10 +37,11 @@ class Sessions:
     _by_token: dict[str, Session] = field(default_factory=dict)
     _by_identity: dict[tuple[str, str, str], Session] = field(default_factory=dict)
 
-    def open(self, hello: Hello, connection: bytes, now: float) -> Session | None:
-        """The session of who says HELLO; None if there are too many."""
+    def open(self, hello: Hello, connection: bytes, now: float) -> tuple[Session, bool] | None:
+        """The session of who says HELLO, and whether it is new or had ended; None if there are too many."""
         identity = (hello.role, hello.id, hello.incarnation)
         session = self._by_identity.get(identity)
+        is_new = session is None or session.has_left
         if session is None:
             if len(self._by_token) >= self.num_max:
                 return None
@@ -49,7 +50,7 @@ class Sessions:
             self._by_token[token] = self._by_identity[identity] = session
         session.heard_at, session.has_left = now, False
         session.connections = {Channel.CONTROL: connection}
-        return session
+        return session, is_new
 
     def hear(self, token: str, channel: Channel, connection: bytes, now: float) -> Session | None:
         """The session that a message belongs to, whichever connection it came on; None if there is none."""

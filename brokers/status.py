@@ -27,10 +27,13 @@ def make_status(
 ) -> Status:
     """Reads everything in one transaction of the caller."""
     heads = index.heads()
-    totals = make_totals(index, heads, tokens_produced)
-    progress = 0.0
+    progress, trained = 0.0, heads
     if record is not None:
-        progress = record.budget.progress(tokens_merged=totals.tokens_merged, rounds_committed=totals.rounds_committed)
+        # A fragment of buffers comes last; it takes part in no mean, since it may never change.
+        trained = [head for head in heads if head.fragment < record.sync.num_fragments]
+        num_rounds = sum(head.version for head in trained)
+        progress = record.budget.progress(tokens_merged=_mean_tokens(trained), rounds_committed=num_rounds)
+    totals = make_totals(index, trained, tokens_produced)
     return Status(
         run="" if record is None else record.run,
         broker_incarnation=broker_incarnation,
@@ -38,7 +41,7 @@ def make_status(
         progress=progress,
         num_parameters=int(index.value(retained.NUM_PARAMETERS) or b"0"),
         learners=learners,
-        fragments=tuple(_without_ingredients(head) for head in heads),
+        fragments=tuple(heads),
         num_pending=index.num_pending(),
         leases=leases,
         reports=tuple(index.reports(reports_after, REPORTS_MAX)),
@@ -47,11 +50,11 @@ def make_status(
 
 
 def make_totals(index: Index, heads: list[VersionInfo], tokens_produced: int) -> Totals:
-    """The counters of the whole run."""
+    """The counters of the whole run; `heads` are those of the fragments that tokens are counted in."""
     sums = index.sums()
     return Totals(
         rounds_committed=sums.rounds,
-        tokens_merged=sum(head.tokens_total for head in heads) / len(heads) if heads else 0.0,
+        tokens_merged=_mean_tokens(heads),
         tokens_produced=tokens_produced,
         merged=sums.participants,
         rejected=index.counter(retained.REJECTED_COUNTER),
@@ -65,8 +68,5 @@ def make_totals(index: Index, heads: list[VersionInfo], tokens_produced: int) ->
     )
 
 
-def _without_ingredients(head: VersionInfo) -> VersionInfo:
-    """A head with the figures of its recipe but not its list, which may be long; HISTORY has it."""
-    if head.recipe is None:
-        return head
-    return head.model_copy(update={"recipe": head.recipe.model_copy(update={"ingredients": ()})})
+def _mean_tokens(heads: list[VersionInfo]) -> float:
+    return sum(head.tokens_total for head in heads) / len(heads) if heads else 0.0

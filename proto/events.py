@@ -29,6 +29,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "contribution.rejected": ("learner", "fragment", "number", "reason"),
     "contribution.damaged": ("learner", "fragment", "number", "text"),
     "round.committed": ("fragment", "version", "participants", "fraction", "tokens", "epoch"),
+    "version.checkpointed": ("fragment", "version", "bytes"),
     "commit.stale": ("fragment", "base_version", "head", "text"),
     "outer.leased": ("outer", "fragments", "epoch"),
     "outer.fenced": ("outer", "fragment", "epoch"),

@@ -472,8 +472,6 @@ class VersionReply(Message):
     tag = 31
     head: VersionInfo
     updates: Annotated[tuple[BlobRef, ...], Field(max_length=4096)] = ()
-    is_snapshot: bool = False
-    """Fetch `head.parameters` instead of updates."""
     snapshot: VersionInfo | None = None
     """A checkpointed version to begin with; None = begin with the base."""
     row: Row | None = None

@@ -143,7 +143,7 @@ class Courier:
         self._clock = clock
         self._log = log
         self._orders: SimpleQueue[Order] = SimpleQueue()
-        self._versions = VersionBuilder(connection, flat.num_values, sync.codec_down, log, held)
+        self._versions = VersionBuilder(connection, flat.num_values, log, held)
         self._num_shards_wanted = 0
         self._returning: dict[int, int] = {}
         """Data shards that the broker has not taken back yet, with their cursors."""

@@ -174,9 +174,10 @@ class Evaluator:
         """Takes note of the newest versions; returns the run's progress by them."""
         reply = ask(self._connection, AskHeads(), Heads, timeout_seconds, address=self._settings.broker)
         self._agenda.see({head.fragment: head.version for head in reply.heads}, self._clock.now())
+        trained = [head for head in reply.heads if head.fragment < self._record.sync.num_fragments]
         return self._record.budget.progress(
-            tokens_merged=sum(head.tokens_total for head in reply.heads) / max(1, len(reply.heads)),
-            rounds_committed=sum(head.version for head in reply.heads),
+            tokens_merged=sum(head.tokens_total for head in trained) / max(1, len(trained)),
+            rounds_committed=sum(head.version for head in trained),
         )
 
     def _finish(self) -> None:

@@ -17,6 +17,7 @@ from isles.proto.agreement import RunRecord
 from isles.proto.client import Fetched, FetchFailed
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.codec import bound_bytes
+from isles.proto.codec.table import CODEC_NAMES
 from isles.proto.codec.torch_codec import decode
 from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import ManifestMismatchError, PayloadError, UnreachableError
@@ -39,11 +40,11 @@ FETCHES_MAX: Final = 5
 """How often a fragment is asked for anew when what the answer named cannot be had: the store keeps the last few
 versions, so one that moves on during a slow transfer is caught at the second try."""
 
-ASK_SECONDS: Final = 15.0
-"""Longest wait for an answer of the broker that is not a blob: one that was restarted is back by then."""
-
 PARAMETERS_CODEC: Final = "fp32"
 """Whole parameters are stored as they are."""
+
+ASK_SECONDS: Final = 15.0
+"""Longest wait for an answer of the broker that is not a blob: one that was restarted is back by then."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,18 @@ class GlobalParameters:
     @property
     def tokens(self) -> float:
         """Merged tokens of all learners: mean over fragments, since each fragment counts each token."""
-        return sum(held.tokens_total for held in self.fragments.values()) / max(1, len(self.fragments))
+        trained = self._trained()
+        return sum(held.tokens_total for held in trained) / max(1, len(trained))
 
     @property
     def progress(self) -> float:
         """The global step as a share of the budget, in [0, 1]."""
-        versions = sum(held.version for held in self.fragments.values())
+        versions = sum(held.version for held in self._trained())
         return self.record.budget.progress(tokens_merged=self.tokens, rounds_committed=versions)
+
+    def _trained(self) -> list[FragmentValues]:
+        """All but a fragment of buffers, which comes last and may never change."""
+        return [held for fragment, held in self.fragments.items() if fragment < self.record.sync.num_fragments]
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> values, in the shape and type of the model; a tied tensor stands under each of its names.
@@ -168,33 +174,42 @@ class ParameterFetcher:
 
     def _newest(self, fragment: FragmentId, held: FragmentValues | None, deadline: float) -> FragmentValues:
         fault: PayloadError | None = None
+        begin = held
         for _ in range(FETCHES_MAX):
-            ask = AskVersion(fragment=fragment, base_version=None if held is None else held.version)
+            ask = AskVersion(fragment=fragment, base_version=None if begin is None else begin.version)
             reply = self._ask(ask, VersionReply, deadline)
             try:
-                if held is not None and reply.head.version == held.version:
-                    return replace(held, tokens_total=reply.head.tokens_total)
-                if reply.is_snapshot or held is None:
-                    values = self._snapshot(reply.head, deadline)
-                else:
-                    values = self._follow(held.values, reply, deadline)
+                if begin is not None and reply.head.version == begin.version:
+                    return replace(begin, tokens_total=reply.head.tokens_total)
+                values = self._follow(begin, reply, deadline)
                 return FragmentValues(reply.head.version, reply.head.tokens_total, values)
             except PayloadError as error:
-                fault, held = error, None
+                # The other way the next time: the broker may not know of what went wrong with this one.
+                fault, begin = error, held if begin is None else None
         assert fault is not None
         raise fault
 
     def _snapshot(self, info: VersionInfo, deadline: float) -> Tensor:
         if info.parameters is None:
             raise PayloadError(f"the broker keeps no parameters of fragment {info.fragment}, version {info.version}")
-        values = self._fetch(info.parameters, info.fragment, PARAMETERS_CODEC, deadline)
-        return _checked(values, info)
+        return _checked(self._fetch(info.parameters, info.fragment, deadline), info)
 
-    def _follow(self, values: Tensor, reply: VersionReply, deadline: float) -> Tensor:
+    def _follow(self, begin: FragmentValues | None, reply: VersionReply, deadline: float) -> Tensor:
         """Theta_w = Theta_v + the updates of v + 1 .. w, one after the other in float32, as the outer made them."""
+        head = reply.head
+        if reply.snapshot is not None:
+            first, values = reply.snapshot.version, self._snapshot(reply.snapshot, deadline)
+        elif begin is not None:
+            first, values = begin.version, begin.values
+        else:
+            raise PayloadError(f"the broker has no way to version {head.version} of fragment {head.fragment}")
+        if first + len(reply.updates) != head.version:
+            raise PayloadError(
+                f"the broker's way from version {first} of fragment {head.fragment} does not lead to {head.version}"
+            )
         for update in reply.updates:
-            values = values + self._fetch(update, reply.head.fragment, self._record.sync.codec_down, deadline)
-        return _checked(values, reply.head)
+            values = values + self._fetch(update, head.fragment, deadline)
+        return _checked(values, head) if reply.updates else values
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -202,9 +217,9 @@ class ParameterFetcher:
         left = 0.0 if self._should_stop() else min(ASK_SECONDS, deadline - self._clock.now())
         return ask(self._connection, message, kind, left, address=self._address)
 
-    def _fetch(self, blob: BlobRef, fragment: FragmentId, codec: str, deadline: float) -> Tensor:
+    def _fetch(self, blob: BlobRef, fragment: FragmentId, deadline: float) -> Tensor:
         num_values = self._manifest.fragments[fragment].num_values
-        self._connection.fetch(blob, bytes_max=bound_bytes(codec, num_values))
+        self._connection.fetch(blob, bytes_max=payload_bytes_max(num_values))
         while (left := deadline - self._clock.now()) > 0 and not self._should_stop():
             for news in self._connection.poll(left):
                 raise_if_refused(news)
@@ -245,6 +260,11 @@ def _checked(values: Tensor, info: VersionInfo) -> Tensor:
             "they were damaged in the store, or this build of torch adds differently"
         )
     return values
+
+
+def payload_bytes_max(num_values: int) -> int:
+    """Largest legal payload of a fragment, in bytes, in whichever codec: a run may have changed its codecs."""
+    return max(bound_bytes(name, num_values) for name in CODEC_NAMES)
 
 
 def parameters_digest(values: Tensor) -> str:

@@ -2,25 +2,31 @@
 
     Theta_w = Theta_v + dec(update of v + 1) + ... + dec(update of w)
 
-Additions happen one after the other in fp32, as in the outer, so every learner that holds a version holds the same
-bits; a digest proves it. What cannot be built by updates is fetched whole at the next occasion.
+v is the version held, or a checkpoint that is fetched whole. Additions happen one after the other in fp32, as in the
+outer, so every learner that holds a version holds the same bits; a digest at the head proves it. A way that fails is
+followed by an ask for the other one at the next occasion.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from isles.proto.client import Answered, Fetched, FetchFailed
-from isles.proto.codec import bound_bytes
 from isles.proto.codec.torch_codec import decode
 from isles.proto.connection import Connection, News
 from isles.proto.errors import PayloadError
 from isles.proto.logs import Logger
 from isles.proto.messages import AskVersion, BlobRef, Row, VersionReply
-from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
+from isles.workers.parameters import parameters_digest, payload_bytes_max
+
+FETCHES_AHEAD: Final = 2
+"""Blobs of one fragment that are fetched or wait at once: one is decoded while the next is on its way, and what a
+long chain takes in memory does not grow with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,20 @@ class Built:
 
 
 @dataclass
+class _Way:
+    """One reply being followed: `values` have taken in every blob that is no longer in `blobs`."""
+
+    reply: VersionReply
+    blobs: deque[BlobRef]
+    """The checkpoint's parameters, if it begins with one, then the updates; in the order of their use."""
+    values: torch.Tensor | None
+    """Changed in place; None until the checkpoint is here."""
+    num_ordered: int = 0
+    """Of `blobs`, from the left, those that are being fetched or are here."""
+    parts: dict[str, bytearray] = field(default_factory=dict)
+
+
+@dataclass
 class _Track:
     """One fragment's way to the head; at most one reply is worked on at a time."""
 
@@ -50,30 +70,23 @@ class _Track:
     held: Held | None = None
     is_asking: bool = False
     is_wanted_again: bool = False
-    needs_snapshot: bool = False
-    reply: VersionReply | None = None
-    missing: set[str] = field(default_factory=set)
-    parts: dict[str, bytearray] = field(default_factory=dict)
+    needs_checkpoint: bool = False
+    """The last way began with what is held, and failed."""
+    way: _Way | None = None
 
     @property
     def is_busy(self) -> bool:
-        return self.is_asking or self.reply is not None
+        return self.is_asking or self.way is not None
 
 
 class VersionBuilder:
     """Asks for versions, fetches what they are made of, and builds them. Belongs to the connection's thread."""
 
     def __init__(
-        self,
-        connection: Connection,
-        num_values: Sequence[int],
-        codec: str,
-        log: Logger,
-        held: Mapping[int, Held],
+        self, connection: Connection, num_values: Sequence[int], log: Logger, held: Mapping[int, Held]
     ) -> None:
-        """`num_values` per fragment, `codec` of the updates, `held`: fragment -> what is there already."""
+        """`num_values` per fragment, `held`: fragment -> what is there already."""
         self._connection = connection
-        self._codec = codec
         self._log = log
         self._tracks = [_Track(fragment, count, held.get(fragment)) for fragment, count in enumerate(num_values)]
 
@@ -89,7 +102,7 @@ class VersionBuilder:
             track.is_wanted_again = True
             return
         track.is_asking, track.is_wanted_again = True, False
-        base = None if track.held is None or track.needs_snapshot else track.held.version
+        base = None if track.held is None or track.needs_checkpoint else track.held.version
         self._connection.ask(AskVersion(fragment=fragment, base_version=base))
 
     def handle(self, news: News) -> list[Built]:
@@ -98,91 +111,111 @@ class VersionBuilder:
             case Answered(ask=AskVersion() as ask, reply=reply):
                 return self._take_reply(self._tracks[ask.fragment], ask, reply)
             case Fetched(blob=blob, data=data):
-                waiting = [track for track in self._tracks if blob.digest in track.missing]
-                return [built for track in waiting for built in self._take_part(track, blob, data)]
+                return [built for track in self._awaiting(blob) for built in self._take_part(track, blob, data)]
             case FetchFailed(blob=blob, text=text):
-                for track in self._tracks:
-                    if blob.digest in track.missing:
-                        self._give_up(track, blob.digest, text)
+                for track in self._awaiting(blob):
+                    self._give_up(track, blob.digest, text)
         return []
+
+    def _awaiting(self, blob: BlobRef) -> list[_Track]:
+        """The tracks that this blob is being fetched for."""
+        return [
+            track
+            for track in self._tracks
+            if track.way is not None
+            and blob.digest not in track.way.parts
+            and any(track.way.blobs[place].digest == blob.digest for place in range(track.way.num_ordered))
+        ]
+
+    # ---------------------------------------------------------------------------------------------------- one fragment
 
     def _take_reply(self, track: _Track, ask: AskVersion, reply: object) -> list[Built]:
         track.is_asking = False
         if not isinstance(reply, VersionReply) or reply.head.fragment != track.fragment:
             return []
-        if track.held is not None and reply.head.version <= track.held.version and not track.needs_snapshot:
+        if track.held is not None and reply.head.version <= track.held.version and not track.needs_checkpoint:
             # An older head than the one held is another store's: its row would say nothing about these values.
             is_same = reply.head.version == track.held.version
-            return (
-                self._finish(track, Built(track.fragment, track.held, reply.row, reply.head.tokens_total))
-                if is_same
-                else []
-            )
-        blobs = self._blobs(reply, ask)
-        if blobs is None:
-            track.needs_snapshot = True
-            self._log.warning(
-                "blob.unavailable", digest="", text=f"no way from {ask.base_version} to {reply.head.version}"
-            )
+            return self._finish(track, track.held, reply) if is_same else []
+        track.way = self._way(track, ask, reply)
+        if track.way is None:
+            self._give_up(track, "", f"no way from {ask.base_version} to {reply.head.version}")
             return []
-        track.reply, track.missing = reply, {blob.digest for blob in blobs}
-        for blob in blobs:
-            codec = PARAMETERS_CODEC if reply.is_snapshot else self._codec
-            self._connection.fetch(blob, bytes_max=bound_bytes(codec, track.num_values))
+        self._fetch_ahead(track, track.way)
         return []
 
     @staticmethod
-    def _blobs(reply: VersionReply, ask: AskVersion) -> Sequence[BlobRef] | None:
-        """What has to be fetched; None if the reply is no way from the base to the head."""
-        if reply.is_snapshot:
-            return None if reply.head.parameters is None else (reply.head.parameters,)
-        is_way = ask.base_version is not None and len(reply.updates) == reply.head.version - ask.base_version
-        return reply.updates if is_way and reply.updates else None
+    def _way(track: _Track, ask: AskVersion, reply: VersionReply) -> _Way | None:
+        """What has to be fetched; None if the reply is no way to the head."""
+        begin, blobs = reply.snapshot, deque(reply.updates)
+        first = ask.base_version if begin is None else begin.version
+        if first is None or len(reply.updates) != reply.head.version - first:
+            return None
+        if begin is not None:
+            if begin.parameters is None:
+                return None
+            blobs.appendleft(begin.parameters)
+            return _Way(reply, blobs, None)
+        if track.held is None or track.held.version != first or not blobs:
+            return None
+        return _Way(reply, blobs, track.held.values.clone())
+
+    def _fetch_ahead(self, track: _Track, way: _Way) -> None:
+        bytes_max = payload_bytes_max(track.num_values)
+        while way.num_ordered < min(FETCHES_AHEAD, len(way.blobs)):
+            way.num_ordered += 1
+            blob = way.blobs[way.num_ordered - 1]
+            if blob.digest not in way.parts:
+                self._connection.fetch(blob, bytes_max=bytes_max)
 
     def _take_part(self, track: _Track, blob: BlobRef, data: bytearray) -> list[Built]:
-        track.missing.discard(blob.digest)
-        track.parts[blob.digest] = data
-        if track.missing or track.reply is None:
-            return []
-        reply = track.reply
+        way = track.way
+        assert way is not None
+        way.parts[blob.digest] = data
         try:
-            values = self._build(track, reply)
-            if parameters_digest(values) != reply.head.parameters_sha256:
-                raise PayloadError(
-                    f"fragment {track.fragment}, version {reply.head.version}: not the values that the outer made"
-                )
+            while way.blobs and way.blobs[0].digest in way.parts:
+                self._take_in(track, way)
+            if way.blobs:
+                self._fetch_ahead(track, way)
+                return []
+            assert way.values is not None
+            _check(way.values, track.fragment, way.reply.head.version, way.reply.head.parameters_sha256)
         except PayloadError as error:
             self._give_up(track, blob.digest, str(error))
             return []
-        track.held = Held(reply.head.version, values)
-        track.needs_snapshot = False
-        return self._finish(track, Built(track.fragment, track.held, reply.row, reply.head.tokens_total))
-
-    def _build(self, track: _Track, reply: VersionReply) -> torch.Tensor:
-        if reply.is_snapshot:
-            assert reply.head.parameters is not None
-            return decode(track.parts[reply.head.parameters.digest], num_values=track.num_values)
-        assert track.held is not None
-        values = track.held.values.clone()
-        decoded = torch.empty_like(values)
-        for update in reply.updates:
-            values += decode(track.parts[update.digest], num_values=track.num_values, out=decoded)
-        return values
-
-    def _give_up(self, track: _Track, digest: str, text: str) -> None:
-        """The next ask is for the whole parameters; there will be one, at the latest when the heads are looked at."""
-        self._log.warning("blob.unavailable", digest=digest, text=text)
-        track.needs_snapshot = True
-        self._clear(track)
-
-    def _finish(self, track: _Track, built: Built) -> list[Built]:
-        self._clear(track)
-        if track.is_wanted_again:
-            self.want(track.fragment)
-        return [built]
+        track.needs_checkpoint = False
+        track.held = Held(way.reply.head.version, way.values)
+        return self._finish(track, track.held, way.reply)
 
     @staticmethod
-    def _clear(track: _Track) -> None:
-        track.reply = None
-        track.missing.clear()
-        track.parts.clear()
+    def _take_in(track: _Track, way: _Way) -> None:
+        """Decodes the blob that comes next. Raises PayloadError."""
+        blob = way.blobs.popleft()
+        way.num_ordered -= 1
+        is_last_use = all(way.blobs[place].digest != blob.digest for place in range(way.num_ordered))
+        payload = way.parts.pop(blob.digest) if is_last_use else way.parts[blob.digest]
+        decoded = decode(payload, num_values=track.num_values)
+        if way.values is not None:
+            way.values += decoded
+            return
+        way.values = decoded
+        begin = way.reply.snapshot
+        if begin is not None and way.blobs:  # else it is the head, which is checked anyway
+            _check(decoded, track.fragment, begin.version, begin.parameters_sha256)
+
+    def _give_up(self, track: _Track, digest: str, text: str) -> None:
+        """Asks for the other way the next time; there will be one, at the latest when the heads are looked at."""
+        self._log.warning("blob.unavailable", digest=digest, text=text)
+        track.needs_checkpoint = track.held is not None and not track.needs_checkpoint
+        track.way = None
+
+    def _finish(self, track: _Track, held: Held, reply: VersionReply) -> list[Built]:
+        track.way = None
+        if track.is_wanted_again:
+            self.want(track.fragment)
+        return [Built(track.fragment, held, reply.row, reply.head.tokens_total)]
+
+
+def _check(values: torch.Tensor, fragment: int, version: int, digest: str) -> None:
+    if parameters_digest(values) != digest:
+        raise PayloadError(f"fragment {fragment}, version {version}: not the values that the outer made")

@@ -116,23 +116,43 @@ class Index(Protocol):
     def put_row(self, row: StoredRow) -> None: ...
     def num_pending(self) -> dict[int, int]: ...
     def num_rows(self) -> dict[RowState, int]: ...
+    def add_accepted(self, learner: str, fragment: int, tokens: int) -> None:
+        """Counts the tokens of an accepted contribution."""
+
+    def tokens_accepted(self) -> dict[str, int]:
+        """Learner -> tokens of its accepted contributions, in that fragment where they are most."""
+
     def answered(self, learner: str, fragment: int) -> tuple[str, int] | None:
         """Incarnation and number of the last answer."""
 
     def put_answered(self, learner: str, fragment: int, incarnation: str, number: int) -> None: ...
 
-    # versions
+    # versions: only `versions` reads the ingredients of a recipe, which may be long; the others leave them out
 
     def head(self, fragment: int) -> VersionInfo | None: ...
+    def head_version(self, fragment: int) -> int | None: ...
     def heads(self) -> list[VersionInfo]:
         """The newest version of every fragment, in order."""
 
     def version(self, fragment: int, version: int) -> VersionInfo | None: ...
-    def versions(self, fragment: int, first: int, num_max: int) -> list[VersionInfo]: ...
+    def versions(self, fragment: int, first: int, num_max: int, bytes_max: int) -> list[VersionInfo]:
+        """Some versions in order, with their ingredients: as many as take `bytes_max` when packed, at least one."""
+
+    def updates(self, fragment: int, first: int, last: int) -> list[BlobRef]:
+        """The updates to the versions first..last, in order, but for those that have been let go."""
+
+    def checkpoints(self, fragment: int, last: int) -> list[VersionInfo]:
+        """Versions up to `last` whose whole state is kept, the newest first."""
+
     def version_of_commit(self, commit_id: str) -> tuple[int, int] | None:
         """Fragment and version."""
 
-    def put_version(self, info: VersionInfo, commitment: Commitment) -> None: ...
+    def put_version(self, info: VersionInfo, commitment: Commitment) -> None:
+        """Writes a new version. It is a checkpoint if it has parameters."""
+
+    def put_checkpoint(self, info: VersionInfo) -> None:
+        """Replaces what is kept of a version, but for its ingredients: it is a checkpoint from now on."""
+
     def retained(self, fragment: int, last: int) -> list[int]:
         """Versions 1..last that still have their blobs."""
 

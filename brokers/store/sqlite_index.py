@@ -17,13 +17,15 @@ from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, St
 from isles.proto.errors import StoreError
 from isles.proto.messages import BlobRef, Contribution, Part, ReportInfo, RowState, VersionInfo
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the tables; raised by every change that an older broker could not read."""
 
 IN_MEMORY: Final = ":memory:"
 
+_BLOBS: Final = ("update", "parameters", "momentum", "remainder")
+"""Of a version; gone once it is no longer retained."""
+
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incarnations (
     role TEXT NOT NULL, name TEXT NOT NULL, incarnation TEXT NOT NULL, is_current INTEGER NOT NULL,
@@ -32,14 +34,19 @@ CREATE TABLE IF NOT EXISTS rows (
     learner TEXT NOT NULL, fragment INTEGER NOT NULL, contribution BLOB NOT NULL, state TEXT NOT NULL,
     settled_in INTEGER, reason TEXT NOT NULL, PRIMARY KEY (learner, fragment));
 CREATE INDEX IF NOT EXISTS rows_by_state ON rows (fragment, state);
+CREATE TABLE IF NOT EXISTS accepted (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answered (
     learner TEXT NOT NULL, fragment INTEGER NOT NULL, incarnation TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS versions (
-    fragment INTEGER NOT NULL, version INTEGER NOT NULL, commit_id TEXT UNIQUE, info BLOB NOT NULL,
-    is_retained INTEGER NOT NULL, tokens INTEGER NOT NULL, num_participants INTEGER NOT NULL, fraction REAL NOT NULL,
-    staleness INTEGER NOT NULL, update_bytes INTEGER NOT NULL, PRIMARY KEY (fragment, version));
+    fragment INTEGER NOT NULL, version INTEGER NOT NULL, commit_id TEXT UNIQUE, is_retained INTEGER NOT NULL,
+    is_checkpoint INTEGER NOT NULL, tokens INTEGER NOT NULL, num_participants INTEGER NOT NULL, fraction REAL NOT NULL,
+    staleness INTEGER NOT NULL, update_digest TEXT, update_bytes INTEGER NOT NULL, info BLOB NOT NULL,
+    ingredients BLOB NOT NULL, PRIMARY KEY (fragment, version));
 CREATE INDEX IF NOT EXISTS versions_retained ON versions (fragment, version) WHERE is_retained = 1;
+CREATE INDEX IF NOT EXISTS checkpoints ON versions (fragment, version) WHERE is_checkpoint = 1;
 CREATE INDEX IF NOT EXISTS versions_summed
     ON versions (version, num_participants, fraction, staleness, tokens, update_bytes);
 CREATE TABLE IF NOT EXISTS blobs (
@@ -68,8 +75,19 @@ def _encode(part: Part) -> bytes:
     return packed
 
 
+def _unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+
+
 def _decode(cls: type[_P], data: bytes) -> _P:
-    return cls.model_validate(msgpack.unpackb(data, use_list=False, strict_map_key=False), strict=True)
+    return cls.model_validate(_unpack(data), strict=True)
+
+
+def _encode_version(info: VersionInfo) -> tuple[bytes, bytes]:
+    """A version without the ingredients of its recipe, and these: most readers need only the first."""
+    fields = info.model_dump(mode="python", exclude_defaults=True)
+    ingredients = fields["recipe"].pop("ingredients") if info.recipe is not None else ()
+    return msgpack.packb(fields), msgpack.packb(ingredients)
 
 
 class SqliteIndex:
@@ -83,20 +101,28 @@ class SqliteIndex:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA temp_store=MEMORY")
-            self._db.executescript(_SCHEMA)
-            found = self.value("format")
-            if found is None:
-                self.put_value("format", str(FORMAT).encode())
+            found = self._format()
+            if found == FORMAT:
+                self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
             raise StoreError(
                 f"the index {path} cannot be opened ({error}): if the file is damaged, restore the store folder from a "
                 "copy; nothing in it was changed"
             ) from error
-        if found not in (None, str(FORMAT).encode()):
+        if found != FORMAT:
             self.close()
             raise StoreError(
-                f"the index {path} has format {found!r}, this broker writes {FORMAT}: use the isles it is of"
+                f"the index {path} has format {found}, this broker reads and writes {FORMAT}: finish its run with the "
+                "isles that began it, or give this broker an empty store folder"
             )
+
+    def _format(self) -> int:
+        """That of the tables in the file; a new file gets ours, in one transaction with its first table."""
+        with self.transaction():
+            self._do("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+            if (found := self.value("format")) is None:
+                self.put_value("format", found := str(FORMAT).encode())
+        return int(found) if found.isdigit() else -1
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -211,6 +237,17 @@ class SqliteIndex:
     def num_rows(self) -> dict[RowState, int]:
         return dict(self._all("SELECT state, COUNT(*) FROM rows GROUP BY state"))
 
+    def add_accepted(self, learner: str, fragment: int, tokens: int) -> None:
+        self._do(
+            "INSERT INTO accepted VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens",
+            learner,
+            fragment,
+            tokens,
+        )
+
+    def tokens_accepted(self) -> dict[str, int]:
+        return dict(self._all("SELECT learner, MAX(tokens) FROM accepted GROUP BY learner"))
+
     def answered(self, learner: str, fragment: int) -> tuple[str, int] | None:
         found = self._one(
             "SELECT incarnation, number FROM answered WHERE learner = ? AND fragment = ?", learner, fragment
@@ -222,18 +259,23 @@ class SqliteIndex:
 
     # -------------------------------------------------------------------------------------------------------- versions
 
+    _VERSION = "SELECT info, is_retained FROM versions"
+
     @staticmethod
-    def _version(found: Any) -> VersionInfo:
-        info = _decode(VersionInfo, found[0])
-        if found[1]:
-            return info
-        return info.model_copy(update={"update": None, "parameters": None, "momentum": None, "remainder": None})
+    def _version(found: Any, ingredients: bytes = b"\x90") -> VersionInfo:
+        fields = _unpack(found[0])
+        if "recipe" in fields:
+            fields["recipe"]["ingredients"] = _unpack(ingredients)
+        info = VersionInfo.model_validate(fields, strict=True)
+        return info if found[1] else info.model_copy(update=dict.fromkeys(_BLOBS))
 
     def head(self, fragment: int) -> VersionInfo | None:
-        found = self._one(
-            "SELECT info, is_retained FROM versions WHERE fragment = ? ORDER BY version DESC LIMIT 1", fragment
-        )
+        found = self._one(f"{self._VERSION} WHERE fragment = ? ORDER BY version DESC LIMIT 1", fragment)
         return None if found is None else self._version(found)
+
+    def head_version(self, fragment: int) -> int | None:
+        found = self._one("SELECT MAX(version) FROM versions WHERE fragment = ?", fragment)
+        return None if found[0] is None else int(found[0])
 
     def heads(self) -> list[VersionInfo]:
         sql = (
@@ -243,32 +285,62 @@ class SqliteIndex:
         return [self._version(found) for found in self._all(sql)]
 
     def version(self, fragment: int, version: int) -> VersionInfo | None:
-        found = self._one(
-            "SELECT info, is_retained FROM versions WHERE fragment = ? AND version = ?", fragment, version
-        )
+        found = self._one(f"{self._VERSION} WHERE fragment = ? AND version = ?", fragment, version)
         return None if found is None else self._version(found)
 
-    def versions(self, fragment: int, first: int, num_max: int) -> list[VersionInfo]:
-        sql = "SELECT info, is_retained FROM versions WHERE fragment = ? AND version >= ? ORDER BY version LIMIT ?"
-        return [self._version(found) for found in self._all(sql, fragment, first, num_max)]
+    def versions(self, fragment: int, first: int, num_max: int, bytes_max: int) -> list[VersionInfo]:
+        sql = (
+            "SELECT info, is_retained, ingredients FROM versions WHERE fragment = ? AND version >= ? "
+            "ORDER BY version LIMIT ?"
+        )
+        infos: list[VersionInfo] = []
+        for found in self._db.execute(sql, (fragment, first, num_max)):
+            bytes_max -= len(found[0]) + len(found[2])
+            if infos and bytes_max < 0:
+                break
+            infos.append(self._version(found, found[2]))
+        return infos
+
+    def updates(self, fragment: int, first: int, last: int) -> list[BlobRef]:
+        sql = (
+            "SELECT update_digest, update_bytes FROM versions WHERE fragment = ? AND version BETWEEN ? AND ? "
+            "AND is_retained = 1 AND update_digest IS NOT NULL ORDER BY version"
+        )
+        return [BlobRef(digest=found[0], size_bytes=found[1]) for found in self._all(sql, fragment, first, last)]
+
+    def checkpoints(self, fragment: int, last: int) -> list[VersionInfo]:
+        sql = (
+            f"{self._VERSION} WHERE fragment = ? AND version <= ? AND is_checkpoint = 1 AND is_retained = 1 "
+            "ORDER BY version DESC"
+        )
+        return [self._version(found) for found in self._all(sql, fragment, last)]
 
     def version_of_commit(self, commit_id: str) -> tuple[int, int] | None:
         found = self._one("SELECT fragment, version FROM versions WHERE commit_id = ?", commit_id)
         return None if found is None else (int(found[0]), int(found[1]))
 
     def put_version(self, info: VersionInfo, commitment: Commitment) -> None:
+        packed, ingredients = _encode_version(info)
         self._do(
-            "INSERT INTO versions VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?)",
+            "INSERT INTO versions VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             info.fragment,
             info.version,
             commitment.commit_id or None,
-            _encode(info),
+            info.parameters is not None,
             commitment.tokens,
             commitment.num_participants,
             commitment.fraction,
             commitment.staleness,
+            info.update.digest if info.update else None,
             info.update.size_bytes if info.update else 0,
+            packed,
+            ingredients,
         )
+
+    def put_checkpoint(self, info: VersionInfo) -> None:
+        packed, _ = _encode_version(info)
+        sql = "UPDATE versions SET info = ?, is_checkpoint = 1 WHERE fragment = ? AND version = ?"
+        self._do(sql, packed, info.fragment, info.version)
 
     def retained(self, fragment: int, last: int) -> list[int]:
         sql = "SELECT version FROM versions WHERE fragment = ? AND version BETWEEN 1 AND ? AND is_retained = 1"

@@ -24,7 +24,7 @@ from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
 from isles.proto.client import Send
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
-from isles.proto.messages import Accepted, Hint, Init, Initialised, Message, VersionInfo
+from isles.proto.messages import HEADER_BYTES_MAX, Accepted, Hint, Init, Initialised, Message, VersionInfo
 
 TURNS_FAULTY: Final = 110
 TURNS_CALM_MAX: Final = 1_500
@@ -342,10 +342,9 @@ class World:
                     self._see_version(fragment)
 
     def _see_version(self, fragment: int) -> None:
-        head = self.broker.index.head(fragment)
-        assert head is not None
-        assert head.recipe is not None
         before, remainder = self.heads[fragment]
+        [head] = self.broker.index.versions(fragment, self.num_versions[fragment] + 1, 2, HEADER_BYTES_MAX)
+        assert head.recipe is not None
         assert head.version == self.num_versions[fragment] + 1, "versions are not contiguous"
         ids = [ingredient.id for ingredient in head.recipe.ingredients]
         assert not self.merged.intersection(ids), "a contribution is merged twice"

@@ -253,7 +253,8 @@ class LearnerActor:
                     self._take_complete_replies(now)
 
     def _missing(self, reply: VersionReply) -> list[BlobRef]:
-        wanted = [reply.head.parameters] if reply.is_snapshot else list(reply.updates)
+        begin = [] if reply.snapshot is None else [reply.snapshot.parameters]
+        wanted = [*begin, *reply.updates]
         return [blob for blob in wanted if blob is not None and blob.digest not in self._blobs]
 
     def _take_complete_replies(self, now: float) -> None:
@@ -266,17 +267,17 @@ class LearnerActor:
 
     def _take_version(self, ask: AskVersion, reply: VersionReply, now: float) -> None:
         fragment, version = reply.head.fragment, reply.head.version
-        if reply.is_snapshot:
-            assert reply.head.parameters is not None
-            values = Pair.decode(self._blobs[reply.head.parameters.digest])
+        if reply.snapshot is not None:
+            assert reply.snapshot.parameters is not None
+            values = Pair.decode(self._blobs[reply.snapshot.parameters.digest])
         else:
             assert ask.base_version is not None
             base = self._values.get((fragment, ask.base_version))
             if base is None:
                 return  # a later version has been applied meanwhile
             values = base
-            for update in reply.updates:
-                values += Pair.decode(self._blobs[update.digest])
+        for update in reply.updates:
+            values += Pair.decode(self._blobs[update.digest])
         digest = hashlib.sha256(values.encode()).hexdigest()
         assert digest == reply.head.parameters_sha256, f"{self.learner} rebuilt version {version} wrongly"
         self._values[fragment, version] = values

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isles.brokers import retained
+from isles.brokers import retained, versions
 from isles.brokers.leases import Leases
 from isles.ops.simulation.conservation import LawBrokenError, World
 from isles.outer import quorum
@@ -98,12 +98,12 @@ def forgetting_rows_that_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_the_row_in_the_version_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = retained.version_reply
+    original = versions.version_reply
 
     def version_reply(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs).model_copy(update={"row": None})
 
-    monkeypatch.setattr(retained, "version_reply", version_reply)
+    monkeypatch.setattr(versions, "version_reply", version_reply)
 
 
 def without_the_states_in_commit(monkeypatch: pytest.MonkeyPatch) -> None:

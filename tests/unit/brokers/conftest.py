@@ -12,6 +12,7 @@ from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import (
+    Checkpoint,
     Commit,
     Contribution,
     Ingredient,
@@ -19,6 +20,8 @@ from isles.proto.messages import (
     Initialised,
     Lease,
     Leased,
+    Message,
+    Offer,
     Recipe,
     Stored,
     Upload,
@@ -144,6 +147,20 @@ def payload() -> Callable[[Member, int], bytes]:
 
 
 @pytest.fixture
+def offered(
+    worker: Member, contribute: Callable[..., Contribution], payload: Callable[[Member, int], bytes]
+) -> Callable[..., Contribution]:
+    """Has the worker's contribution of that number accepted."""
+
+    def run(number: int, *, base: int | None = None, fragment: int = 0) -> Contribution:
+        contribution = contribute(worker, number, base=number if base is None else base, fragment=fragment)
+        worker.send(Offer(contribution=contribution), payload(worker, number))
+        return contribution
+
+    return run
+
+
+@pytest.fixture
 def commit_of() -> Callable[..., Commit]:
     """Makes a COMMIT of some contributions; its update must be uploaded first."""
 
@@ -155,7 +172,6 @@ def commit_of() -> Callable[..., Commit]:
         epoch: int = 1,
         commit_id: str = "c0" * 8,
         update: bytes = b"update",
-        parameters: bytes = PARAMETERS[0],
     ) -> Commit:
         ingredients = tuple(
             Ingredient(
@@ -175,7 +191,7 @@ def commit_of() -> Callable[..., Commit]:
             base_version=base,
             parameters_sha256="1" * 64,
             update=blob_of(update),
-            parameters=blob_of(parameters),
+            optimizer_sha256="3" * 64,
             recipe=Recipe(ingredients=ingredients, fraction=0.5, merge_rule="mean", settings_digest="2" * 64),
         )
 
@@ -191,5 +207,20 @@ def merge(commit_of: Callable[..., Commit]) -> Callable[..., object]:
         outer.send(Upload(blob=blob_of(update)), update)
         commit_id = f"{base + 1:016x}"
         return outer.ask(commit_of(contributions, base=base, commit_id=commit_id, update=update, **fields))
+
+    return run
+
+
+@pytest.fixture
+def checkpoint() -> Callable[..., Message]:
+    """Uploads the state of a version and says CHECKPOINT; the answer."""
+
+    def run(outer: Member, version: int, *, epoch: int = 1, state: bytes | None = None) -> Message:
+        parameters = f"parameters of version {version} ".encode() if state is None else state
+        momentum = b"momentum of " + parameters
+        for data in (parameters, momentum):
+            outer.send(Upload(blob=blob_of(data)), data)
+        fields = {"parameters": blob_of(parameters), "momentum": blob_of(momentum)}
+        return outer.ask(Checkpoint(fragment=0, epoch=epoch, version=version, **fields))
 
     return run

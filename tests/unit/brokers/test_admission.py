@@ -57,7 +57,7 @@ def test_later_ones_receive_the_record_and_the_heads(stage: Stage, record: RunRe
         ({"protocol_min": (0, 1), "protocol_max": (0, 9)}, "protocol", "0.1 to 0.9"),
         ({"run": "other"}, "run", "serves run trial"),
         ({"manifest_digest": "d" * 64}, "manifest", "dddddddddddd"),
-        ({"stated": {"sync.interval_steps": 7}}, "settings", "sync.interval_steps is 24"),
+        ({"stated": {"sync.interval_steps": 7}}, "settings", "sync.interval_steps is 48"),
         ({"stated": {"sync.colour": "red"}}, "settings", "no setting sync.colour"),
     ],
 )

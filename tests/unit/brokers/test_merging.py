@@ -9,14 +9,12 @@ import pytest
 from isles.brokers import retained
 from isles.brokers.stage import Member, Stage, blob_of
 from isles.proto.messages import (
-    AskHistory,
     AskVersion,
     Commit,
     Committed,
     Contribution,
     Error,
     Fenced,
-    History,
     Lease,
     Leased,
     Leave,
@@ -27,7 +25,6 @@ from isles.proto.messages import (
     Settle,
     Settled,
     Stale,
-    Stored,
     Upload,
     VersionReply,
 )
@@ -36,18 +33,6 @@ Make = Callable[..., Contribution]
 Payload = Callable[[Member, int], bytes]
 Merge = Callable[..., object]
 MakeCommit = Callable[..., Commit]
-
-
-@pytest.fixture
-def offered(worker: Member, contribute: Make, payload: Payload) -> Callable[..., Contribution]:
-    """Has the worker's contribution of that number accepted."""
-
-    def run(number: int, *, base: int | None = None, fragment: int = 0) -> Contribution:
-        contribution = contribute(worker, number, base=number if base is None else base, fragment=fragment)
-        worker.send(Offer(contribution=contribution), payload(worker, number))
-        return contribution
-
-    return run
 
 
 def test_a_commit_makes_the_next_version_and_settles_its_rows(
@@ -98,6 +83,24 @@ def test_a_commit_that_consumes_a_settled_row_is_stale(
     answer = outer.ask(commit_of([contribution]))
     assert isinstance(answer, Stale)
     assert "rejected" in answer.reason
+
+
+def test_a_commit_whose_recipe_names_other_bytes_is_stale(outer: Member, offered: Make, commit_of: MakeCommit) -> None:
+    contribution = offered(0)
+    other = contribution.model_copy(update={"blob": blob_of(b"other bytes")})
+    outer.send(Upload(blob=blob_of(b"update")), b"update")
+    answer = outer.ask(commit_of([other]))
+    assert isinstance(answer, Stale)
+    assert "other bytes" in answer.reason
+
+
+def test_a_recipe_that_would_fit_no_answer_is_refused(
+    outer: Member, offered: Make, commit_of: MakeCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retained, "RECIPE_BYTES_MAX", 399)
+    answer = outer.ask(commit_of([offered(0)]))
+    assert isinstance(answer, Error)
+    assert answer.code == "too-large"
 
 
 def test_a_commit_that_consumes_a_replaced_row_is_stale(
@@ -215,121 +218,3 @@ def test_an_outer_that_leaves_frees_its_fragments_at_once(stage: Stage, outer: M
 
 def test_fragments_that_the_run_does_not_have_are_not_leased(outer: Member) -> None:
     assert outer.ask(Lease(fragments=(1, 2, 4000))).epochs == {1: 1}  # type: ignore[attr-defined]
-
-
-# ------------------------------------------------------------------------------------------------------------ versions
-
-
-def versions(stage: Stage, outer: Member, offered: Make, merge: Merge, number: int) -> None:
-    """Brings fragment 0 to version `number`."""
-    for version in range(number):
-        assert isinstance(merge(outer, [offered(version)], base=version), Committed)
-
-
-def test_updates_lead_to_the_head_while_they_are_fewer_bytes(
-    stage: Stage, worker: Member, outer: Member, offered: Make, merge: Merge
-) -> None:
-    versions(stage, outer, offered, merge, 3)
-    reply = worker.ask(AskVersion(fragment=0, base_version=1))
-    assert isinstance(reply, VersionReply)
-    assert not reply.is_snapshot
-    assert reply.updates == (blob_of(b"update 2 "), blob_of(b"update 3 "))
-    assert worker.fetch(reply.updates[1]) == b"update 3 "
-
-
-def test_a_joiner_and_whoever_is_too_far_behind_take_a_snapshot(
-    stage: Stage, worker: Member, outer: Member, offered: Make, merge: Merge
-) -> None:
-    versions(stage, outer, offered, merge, 5)
-    for base in (None, 0):
-        reply = worker.ask(AskVersion(fragment=0, base_version=base))
-        assert isinstance(reply, VersionReply)
-        assert (reply.is_snapshot, reply.updates) == (True, ())
-        assert reply.head.parameters is not None
-
-
-def test_a_chain_that_is_more_bytes_than_the_parameters_gives_way_to_them(
-    worker: Member, outer: Member, offered: Make, commit_of: MakeCommit
-) -> None:
-    update = b"an update as large as the parameters" * 100
-    outer.send(Upload(blob=blob_of(update)), update)
-    assert isinstance(outer.ask(commit_of([offered(0)], update=update)), Committed)
-    reply = worker.ask(AskVersion(fragment=0, base_version=0))
-    assert isinstance(reply, VersionReply)
-    assert reply.is_snapshot
-
-
-def test_whoever_has_the_head_gets_only_the_row(worker: Member, outer: Member, offered: Make) -> None:
-    contribution = offered(0)
-    reply = worker.ask(AskVersion(fragment=0, base_version=0))
-    assert isinstance(reply, VersionReply)
-    assert (reply.is_snapshot, reply.updates) == (False, ())
-    assert reply.row is not None
-    assert reply.row.id == contribution.id
-
-
-def test_a_base_that_the_store_never_had_is_refused(worker: Member) -> None:
-    answer = worker.ask(AskVersion(fragment=0, base_version=7))
-    assert isinstance(answer, Error)
-    assert "replaced by an older one" in answer.text
-
-
-def test_the_last_versions_keep_their_blobs_and_version_0_its_parameters(
-    stage: Stage, worker: Member, outer: Member, offered: Make, merge: Merge, payload: Payload
-) -> None:
-    versions(stage, outer, offered, merge, 6)
-    stage.advance(stage.settings.flush_seconds)
-    held = [number for number in range(1, 7) if blob_of(f"update {number} ".encode()).digest in stage.blobs.blobs]
-    consumed = [number for number in range(6) if blob_of(payload(worker, number)).digest in stage.blobs.blobs]
-    assert held == [4, 5, 6]
-    assert consumed == [3, 4, 5], "the contributions in them, too"
-    answer = outer.ask(AskHistory(fragment=0))
-    assert isinstance(answer, History)
-    assert [info.version for info in answer.versions] == list(range(7)), "version rows are kept for ever"
-    assert all(info.recipe is not None for info in answer.versions[1:])
-    assert [info.update is not None for info in answer.versions] == [False] * 4 + [True] * 3
-    assert answer.versions[0].parameters is not None
-
-
-def test_blobs_are_given_up_only_by_an_instruction_after_their_last_reference(
-    stage: Stage, outer: Member, offered: Make, merge: Merge
-) -> None:
-    outer.send(Upload(blob=blob_of(b"spare")), b"spare")
-    versions(stage, outer, offered, merge, 1)
-    stage.advance(stage.settings.flush_seconds)
-    assert blob_of(b"spare").digest in stage.blobs.blobs, "a message may still refer to it"
-    stage.advance(stage.settings.unused_blob_seconds)
-    assert blob_of(b"spare").digest not in stage.blobs.blobs
-    assert blob_of(b"update 1 ").digest in stage.blobs.blobs
-
-
-def test_a_blob_that_is_here_is_not_sent_twice(stage: Stage, outer: Member) -> None:
-    assert isinstance(outer.send(Upload(blob=blob_of(b"once")), b"once"), Stored)
-    assert isinstance(outer.ask(Upload(blob=blob_of(b"once"))), Stored)
-
-
-def test_a_long_history_comes_in_parts(
-    stage: Stage, outer: Member, offered: Make, merge: Merge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("isles.brokers.reading.HISTORY_INGREDIENTS_MAX", 2)
-    versions(stage, outer, offered, merge, 4)
-    answer = outer.ask(AskHistory(fragment=0, first=1))
-    assert isinstance(answer, History)
-    assert [info.version for info in answer.versions] == [1, 2]
-
-
-def test_a_damaged_blob_is_gone_around_and_mended_by_sending_it_again(
-    stage: Stage, worker: Member, outer: Member, offered: Make, merge: Merge
-) -> None:
-    versions(stage, outer, offered, merge, 2)
-    update = blob_of(b"update 2 ")
-    stage.blobs.blobs[update.digest] = b"rotten!!!"
-    assert isinstance(worker.fetch(update), Error)
-    around = worker.ask(AskVersion(fragment=0, base_version=1))
-    assert isinstance(around, VersionReply)
-    assert around.is_snapshot
-    assert isinstance(outer.send(Upload(blob=update), b"update 2 "), Stored)
-    again = worker.ask(AskVersion(fragment=0, base_version=1))
-    assert isinstance(again, VersionReply)
-    assert again.updates == (update,)
-    assert worker.fetch(update) == b"update 2 "

@@ -112,8 +112,9 @@ def test_status_tells_what_the_run_has_done(
     merge(outer, [second], base=1)
     reply = worker.ask(AskVersion(fragment=0))
     assert isinstance(reply, VersionReply)
-    assert reply.head.parameters is not None
-    snapshot = worker.fetch(reply.head.parameters)
+    assert reply.snapshot is not None
+    assert reply.snapshot.parameters is not None
+    snapshot = worker.fetch(reply.snapshot.parameters)
     stage.advance(stage.settings.flush_seconds)
     status = stage.member("operator", "me").ask(AskStatus())
     assert isinstance(status, Status)

@@ -181,7 +181,7 @@ class ReadingBroker:
     def _version_reply(self, message: AskVersion) -> VersionReply:
         line = self.versions[message.fragment]
         if message.base_version is None:
-            return VersionReply(head=line[-1], is_snapshot=True)
+            return VersionReply(head=line[-1], snapshot=line[-1])
         updates = [info.update for info in line[message.base_version + 1 :] if info.update is not None]
         return VersionReply(head=line[-1], updates=tuple(updates))
 

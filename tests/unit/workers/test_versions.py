@@ -13,7 +13,7 @@ from isles.proto.codec.torch_codec import decode, encode
 from isles.proto.logs import ListLogger
 from isles.proto.messages import AskVersion, BlobRef, Error, Message, VersionInfo, VersionReply
 from isles.workers.parameters import parameters_digest
-from isles.workers.versions import Built, Held, VersionBuilder
+from isles.workers.versions import FETCHES_AHEAD, Built, Held, VersionBuilder
 
 COUNT = 300
 
@@ -47,12 +47,19 @@ class History:
             self.updates.append(encode("int8", torch.randn(COUNT, generator=generator) * 0.1))
             self.values.append(self.values[-1] + decode(self.updates[-1], num_values=COUNT))
 
-    def reply(self, version: int, base: int | None, **changes: Any) -> VersionReply:
-        snapshot = encode("fp32", self.values[version])
+    def info(self, version: int, **changes: Any) -> VersionInfo:
+        whole = encode("fp32", self.values[version])
         fields = {"parameters_sha256": parameters_digest(self.values[version]), "tokens_total": 10 * version}
-        fields |= {"fragment": self.fragment, "version": version, "parameters": blob_of(snapshot), **changes}
-        updates = () if base is None else tuple(map(blob_of, self.updates[base + 1 : version + 1]))
-        return VersionReply(head=VersionInfo.model_validate(fields), updates=updates, is_snapshot=base is None)
+        fields |= {"fragment": self.fragment, "version": version, "parameters": blob_of(whole), **changes}
+        return VersionInfo.model_validate(fields)
+
+    def reply(self, version: int, base: int | None, snapshot: int | None = None, **changes: Any) -> VersionReply:
+        """The way from `base` to `version`; without one from the checkpoint `snapshot`, which may be the same."""
+        begin = None if base is not None else self.info(version if snapshot is None else snapshot)
+        first = base if begin is None else begin.version
+        assert first is not None
+        updates = tuple(map(blob_of, self.updates[first + 1 : version + 1]))
+        return VersionReply(head=self.info(version, **changes), updates=updates, snapshot=begin)
 
 
 def blob_of(payload: bytes) -> BlobRef:
@@ -61,7 +68,7 @@ def blob_of(payload: bytes) -> BlobRef:
 
 def make(held: dict[int, Held] | None = None, count: int = 1) -> tuple[VersionBuilder, FakeConnection, ListLogger]:
     connection, log = FakeConnection(), ListLogger()
-    builder = VersionBuilder(connection, [COUNT] * count, "int8", log, held or {})  # type: ignore[arg-type]
+    builder = VersionBuilder(connection, [COUNT] * count, log, held or {})  # type: ignore[arg-type]
     return builder, connection, log
 
 
@@ -85,7 +92,7 @@ def test_the_first_version_comes_whole_and_later_ones_by_updates_bit_by_bit() ->
     builder.want(0)
     assert connection.asked[-1].base_version == 1
     answer(builder, connection, history.reply(4, 1))
-    assert [deliver(builder, payload) for payload in history.updates[4:1:-1]][:2] == [[], []]
+    assert [deliver(builder, history.updates[number]) for number in (3, 2, 4)][:2] == [[], []]
     assert builder.version(0) == 4
     builder.want(0)
     (again,) = answer(builder, connection, history.reply(4, 4))
@@ -121,7 +128,7 @@ def test_nothing_is_fetched_that_is_larger_than_the_fragment_can_be() -> None:
     builder, connection, _ = make({0: Held(0, history.values[0])})
     builder.want(0)
     answer(builder, connection, history.reply(1, 0))
-    assert connection.bounds[0] < 2 * COUNT + 1000
+    assert connection.bounds[0] < 4 * COUNT + 1000
 
 
 @pytest.mark.parametrize("fault", ["gone", "damaged", "another value"])
@@ -143,6 +150,66 @@ def test_what_cannot_be_built_by_updates_is_fetched_whole_the_next_time(fault: s
     answer(builder, connection, history.reply(2, None))
     (built,) = deliver(builder, encode("fp32", history.values[2]))
     assert torch.equal(built.held.values, history.values[2])
+
+
+def test_a_checkpoint_is_brought_forward_by_the_updates_after_it_bit_by_bit() -> None:
+    history = History()
+    builder, connection, _ = make()
+    builder.want(0)
+    answer(builder, connection, history.reply(4, None, snapshot=1))
+    delivered = 0
+    while builder.version(0) < 0:
+        assert len(connection.fetched) - delivered <= FETCHES_AHEAD, "a long chain is not held in memory"
+        payload = encode("fp32", history.values[1]) if delivered == 0 else history.updates[delivered + 1]
+        assert connection.fetched[delivered] == blob_of(payload)
+        deliver(builder, payload)
+        delivered += 1
+    assert delivered == 4
+    builder.want(0)
+    (built,) = answer(builder, connection, history.reply(4, 4))
+    assert torch.equal(built.held.values, history.values[4])
+
+
+def test_a_checkpoint_that_is_not_what_was_committed_is_left_at_once() -> None:
+    history = History()
+    builder, connection, log = make()
+    builder.want(0)
+    reply = history.reply(4, None, snapshot=1)
+    assert reply.snapshot is not None
+    wrong = reply.snapshot.model_copy(update={"parameters_sha256": "0" * 64})
+    answer(builder, connection, reply.model_copy(update={"snapshot": wrong}))
+    assert deliver(builder, encode("fp32", history.values[1])) == []
+    assert "version 1: not the values" in log.records[-1][2]["text"]
+
+
+def test_the_two_ways_to_the_head_are_tried_in_turn() -> None:
+    history = History()
+    builder, connection, _ = make({0: Held(0, history.values[0])})
+    for base, payload in ((0, history.updates[1]), (None, encode("fp32", history.values[1]))) * 2:
+        builder.want(0)
+        assert connection.asked[-1].base_version == base
+        answer(builder, connection, history.reply(1, base))
+        builder.handle(FetchFailed(blob_of(payload), "gone"))
+    builder.want(0)
+    answer(builder, connection, history.reply(1, 0))
+    (built,) = deliver(builder, history.updates[1])
+    assert torch.equal(built.held.values, history.values[1])
+
+
+def test_an_update_that_comes_twice_in_one_chain_is_added_twice() -> None:
+    history = History()
+    same = history.updates[1]
+    values = history.values[0].clone()
+    for _ in range(3):
+        values += decode(same, num_values=COUNT)
+    history.updates[1:4], history.values[3] = [same] * 3, values
+    builder, connection, _ = make({0: Held(0, history.values[0])})
+    builder.want(0)
+    answer(builder, connection, history.reply(3, 0))
+    built = deliver(builder, same)
+    while not built:
+        built = deliver(builder, same)
+    assert torch.equal(built[0].held.values, values)
 
 
 def test_a_reply_that_is_no_way_to_the_head_is_not_followed() -> None:
