@@ -78,10 +78,9 @@ def start_merge(recipe: Recipe, slices: Sequence[TensorSlice], sync: SyncSetting
 
 def tensor_rule(one: TensorSlice, sync: SyncSettings) -> Rule:
     """How a tensor's deltas are merged; `advance` takes the one that goes farthest up, for counters."""
-    role = getattr(one, "role", "parameter")
-    if role == "buffer_maximum":
+    if one.role == "buffer_maximum":
         return "advance"
-    return "rda" if role == "parameter" and sync.merge_rule == "rda" else "mean"
+    return "rda" if one.role == "parameter" and sync.merge_rule == "rda" else "mean"
 
 
 class _Region(NamedTuple):

@@ -18,7 +18,7 @@ from isles.outer.merge import start_merge
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError
-from isles.proto.manifest import TensorSlice
+from isles.proto.manifest import TensorSlice, codecs_of
 from isles.proto.messages import Recipe
 
 Vector = npt.NDArray[np.float32]
@@ -76,23 +76,26 @@ def finish_version(
         remainder <- exact - parameters
 
     lr is the recipe's, or the settings' if it has none. With f = 1 the step is that of Nesterov's method as in
-    `torch.optim.SGD`. Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry
-    the update.
+    `torch.optim.SGD`. Buffers have no momentum, and f = lr = 1 in their recipes.
+
+    Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update.
     """
     num_values = slices[-1].stop
     _check_finite(gradient, "merged delta")
-    momentum, wanted = _outer_step(state, gradient, recipe, sync)
-    if sync.outer_momentum:
+    momentum_factor = 0.0 if slices[0].is_buffers else sync.outer_momentum
+    rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    momentum, wanted = _outer_step(state, gradient, mu=momentum_factor, rate=rate, fraction=recipe.fraction)
+    if momentum_factor:
         _check_finite(momentum, "momentum")
     _check_finite(wanted, "step")
-    update = encode(sync.codec_down, wanted)
+    update = encode(codecs_of(slices[0], sync).down, wanted)
     with np.errstate(over="ignore", invalid="ignore"):
         parameters = state.parameters + decode(update, num_values=num_values)
         # exact - parameters, without first rounding the small `wanted` to the precision of the large parameters.
         remainder = wanted - (parameters - state.parameters)
     _check_finite(parameters, "parameters")
     _check_finite(remainder, "remainder")
-    new_state = FragmentState(parameters, momentum if sync.outer_momentum else None, remainder)
+    new_state = FragmentState(parameters, momentum if momentum_factor else None, remainder)
     return NewVersion(new_state, update, parameters_digest(parameters), optimizer_digest(new_state))
 
 
@@ -134,10 +137,10 @@ def optimizer_digest(state: FragmentState) -> str:
     return digest.hexdigest()
 
 
-def _outer_step(state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings) -> tuple[Vector, Vector]:
+def _outer_step(
+    state: FragmentState, gradient: Vector, *, mu: float, rate: float, fraction: float
+) -> tuple[Vector, Vector]:
     """The new momentum, and remainder - step: how far the parameters shall move."""
-    mu, fraction = sync.outer_momentum, recipe.fraction
-    rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
     with np.errstate(over="ignore", invalid="ignore"):
         momentum = gradient * np.float32(fraction)
         if state.momentum is not None:

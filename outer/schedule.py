@@ -15,6 +15,9 @@ from isles.proto.messages import VersionInfo
 WARMUP_START_SHARE: Final = 0.1
 """The first step of a warm-up as a share of the highest: at zero the work of the first rounds would be thrown away."""
 
+BUFFER_RATE: Final = 1.0
+"""Buffers are measured, not learned: they become what the merge says, without momentum."""
+
 
 def fragment_progress(head: VersionInfo, budget: Budget, num_fragments: int) -> float:
     """How far the run is by one fragment's head, in [0, 1]: its tokens, or its versions as one of `num_fragments`."""
@@ -34,12 +37,8 @@ def outer_rate(sync: SyncSettings, progress: float) -> float | None:
     high, warmup, final = sync.outer_learning_rate, sync.outer_warmup_share, sync.outer_final_share
     if progress < warmup:
         return high * (WARMUP_START_SHARE + (1 - WARMUP_START_SHARE) * progress / warmup)
+    if sync.outer_schedule == "constant":
+        return None
     fallen = (progress - warmup) / (1 - warmup)
-    match sync.outer_schedule:
-        case "constant":
-            return None
-        case "linear":
-            left = 1 - fallen
-        case "cosine":
-            left = (1 + math.cos(math.pi * fallen)) / 2
+    left = 1 - fallen if sync.outer_schedule == "linear" else (1 + math.cos(math.pi * fallen)) / 2
     return high * (final + (1 - final) * left)

@@ -11,10 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from isles.outer.norms import wrong_norm
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, inspect
+from isles.proto.codec.table import codec_named
 from isles.proto.errors import PayloadError
-from isles.proto.manifest import TensorSlice
+from isles.proto.manifest import TensorSlice, codecs_of
 from isles.proto.messages import Contribution
 
 Vector = npt.NDArray[np.float32]
@@ -41,16 +43,21 @@ def screen_payload(
 
     `slices` are those of its fragment: they say how many values there are, and where each tensor lies.
     """
-    num_values = slices[-1].stop
+    num_values, wanted = slices[-1].stop, codecs_of(slices[0], sync).up
     try:
         codec = inspect(payload).codec
-        if codec != sync.codec_up:
-            return _reason(contribution, f"its payload is in codec {codec}, the run's is {sync.codec_up}")
+        if codec != wanted:
+            return _reason(contribution, f"its payload is in codec {codec}, the run's is {wanted}")
         vector = decode(payload, num_values=num_values, allow_nonfinite=True)
     except PayloadError as error:
         return _reason(contribution, str(error))
     tensor = _first_not_finite(vector, slices)
-    return _reason(contribution, f"tensor {tensor} is {NOT_FINITE}") if tensor else ""
+    if tensor:
+        return _reason(contribution, f"tensor {tensor} is {NOT_FINITE}")
+    if sync.merge_rule == "rda":
+        fault = wrong_norm(contribution.norms, vector, codec_named(codec), slices)
+        return _reason(contribution, fault) if fault else ""
+    return ""
 
 
 def _book_faults(
@@ -59,8 +66,9 @@ def _book_faults(
     faults = []
     if contribution.base_version > head_version:
         faults.append(f"its base version {contribution.base_version} is newer than the head {head_version}")
-    if contribution.codec != sync.codec_up:
-        faults.append(f"it is in codec {contribution.codec}, the run's is {sync.codec_up}")
+    wanted = codecs_of(slices[0], sync).up
+    if contribution.codec != wanted:
+        faults.append(f"it is in codec {contribution.codec}, the run's is {wanted}")
     if len(contribution.norms) != len(slices):
         faults.append(f"it carries {len(contribution.norms)} norms, the fragment has {len(slices)} tensors")
     faults += [

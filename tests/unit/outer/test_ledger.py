@@ -48,6 +48,57 @@ def test_without_fractional_steps_every_round_takes_a_full_one(
     assert recipe.fraction == 1.0
 
 
+@pytest.fixture
+def two(
+    make_contribution: Callable[..., Contribution], make_learner: Callable[..., LearnerInfo]
+) -> Callable[..., Recipe]:
+    """The recipe of a fresh contribution and one with an old base, among four equal learners."""
+
+    def make(sync: SyncSettings, **fields: Any) -> Recipe:
+        fresh, old = make_contribution("a", base_version=8), make_contribution("b", base_version=5)
+        return make_recipe(
+            [old, fresh], [make_learner(name) for name in "abcd"], sync, **{**TIMES, "head_version": 8, **fields}
+        )
+
+    return make
+
+
+def test_an_old_base_counts_less_by_the_power_of_the_versions_behind(two: Callable[..., Recipe]) -> None:
+    recipe = two(SyncSettings(staleness_exponent=0.5))
+    assert [ingredient.weight for ingredient in recipe.ingredients] == [100_000.0, 50_000.0]
+    assert recipe.fraction == pytest.approx(0.5 * 0.75)
+
+
+def test_a_discount_leaves_the_others_of_the_round_what_they_had(two: Callable[..., Recipe]) -> None:
+    plain, discounted = two(SYNC), two(SyncSettings(staleness_exponent=1.0))
+
+    def effects(recipe: Recipe) -> list[float]:
+        total = sum(ingredient.weight for ingredient in recipe.ingredients)
+        return [recipe.fraction * ingredient.weight / total for ingredient in recipe.ingredients]
+
+    assert effects(discounted) == pytest.approx([effects(plain)[0], effects(plain)[1] / 4])
+
+
+def test_without_an_exponent_the_base_does_not_matter(two: Callable[..., Recipe]) -> None:
+    recipe = two(SYNC)
+    assert [ingredient.weight for ingredient in recipe.ingredients] == [100_000.0, 100_000.0]
+    assert recipe.fraction == 0.5
+
+
+def test_norms_are_recorded_where_the_rule_needs_them(two: Callable[..., Recipe]) -> None:
+    assert [ingredient.norms for ingredient in two(SYNC).ingredients] == [(), ()]
+    assert [ingredient.norms for ingredient in two(SyncSettings(merge_rule="rda")).ingredients] == [(1.0,), (1.0,)]
+
+
+def test_a_recipe_carries_the_rate_of_its_step(two: Callable[..., Recipe]) -> None:
+    assert two(SYNC, learning_rate=0.25).learning_rate == 0.25
+    assert two(SYNC).learning_rate is None
+
+
+def test_buffers_are_no_work_that_could_be_a_part_of_a_step(two: Callable[..., Recipe]) -> None:
+    assert two(SYNC, is_buffers=True).fraction == 1.0
+
+
 def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
     assert SYNC.digest == SyncSettings().digest
     assert SYNC.digest != SyncSettings(outer_learning_rate=0.71).digest
@@ -70,6 +121,14 @@ def test_a_recipe_that_cannot_be_followed_is_named(changes: dict[str, Any], word
     fault = recipe_fault(recipe.model_copy(update=changes), SYNC)
     assert fault is not None
     assert word in fault
+
+
+def test_a_recipe_of_rda_without_norms_is_a_fault(two: Callable[..., Recipe]) -> None:
+    sync = SyncSettings(merge_rule="rda")
+    recipe = two(sync)
+    assert recipe_fault(recipe, sync) is None
+    bare = recipe.model_copy(update={"ingredients": two(SYNC).ingredients})
+    assert "norms" in str(recipe_fault(bare, sync))
 
 
 def test_ingredients_out_of_order_are_a_fault(recipe: Recipe) -> None:

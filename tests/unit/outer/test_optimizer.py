@@ -171,6 +171,26 @@ def test_a_round_of_all_and_rounds_of_one_move_the_model_alike() -> None:
     assert 0.9 < moved_parts / moved_whole < 1.1
 
 
+def test_the_rate_of_a_recipe_replaces_that_of_the_settings() -> None:
+    state, delta = FragmentState(random_vector(1)), random_vector(2)
+    halved = recipe_of([1.0]).model_copy(update={"learning_rate": EXACT.outer_learning_rate / 2})
+    whole, half = next_version(state, [delta], recipe_of([1.0]), EXACT), next_version(state, [delta], halved, EXACT)
+    moved = (half.state.parameters - state.parameters, whole.state.parameters - state.parameters)
+    np.testing.assert_allclose(moved[0], moved[1] / 2, rtol=1e-3, atol=1e-6)
+
+
+def test_buffers_become_what_the_merge_says_without_momentum_and_exactly() -> None:
+    sync = SyncSettings()
+    slices = (TensorSlice("mean", 0, 4, (4,), "buffer_average"), TensorSlice("count", 4, 5, (), "buffer_maximum"))
+    state = FragmentState(np.array([1.0, 2.0, 3.0, 4.0, 100.0], np.float32))
+    deltas = [np.array([-1.0, 0.0, 1.0, 2.0, -7.0], np.float32), np.array([-3.0, 0.0, 3.0, 2.0, -9.0], np.float32)]
+    recipe = recipe_of([1.0, 1.0], sync=sync).model_copy(update={"learning_rate": 1.0})
+    new = make_version(state, deltas, recipe, sync, slices)
+    assert new.state.parameters.tolist() == [3.0, 2.0, 1.0, 2.0, 109.0]
+    assert new.state.momentum is None
+    assert decode(new.update, num_values=5).tolist() == [2.0, 0.0, -2.0, -2.0, 9.0]
+
+
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 

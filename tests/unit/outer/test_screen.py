@@ -89,6 +89,24 @@ def test_books_that_cannot_be_right_are_refused(changes: dict[str, Any], word: s
     assert word in reason
 
 
+def test_norms_that_the_payload_denies_are_refused_where_the_merge_needs_them(contribution: Contribution) -> None:
+    payload, sync = payload_with(1.0, 0), SyncSettings(codec_up="fp32", merge_rule="rda")
+    honest = contribution.model_copy(update={"norms": (6**0.5, 2.0)})
+    assert screen_payload(honest, payload, slices=SLICES, sync=sync) == ""
+    boast = contribution.model_copy(update={"norms": (6**0.5, 200.0)})
+    assert "tensor b.bias is said to be 200" in screen_payload(boast, payload, slices=SLICES, sync=sync)
+    assert screen_payload(boast, payload, slices=SLICES, sync=SYNC) == ""
+
+
+def test_buffers_come_in_a_codec_of_their_own(contribution: Contribution) -> None:
+    slices = (TensorSlice("mean", 0, 10, (10,), "buffer_average"),)
+    sync = SyncSettings(codec_up="int4")
+    one = contribution.model_copy(update={"norms": (1.0,)})
+    assert screen_books(one, head_version=3, slices=slices, sync=sync) == ""
+    assert screen_payload(one, payload_with(1.0, 0), slices=slices, sync=sync) == ""
+    assert "the run's is fp32" in screen_payload(one, encode("int4", np.ones(10, np.float32)), slices=slices, sync=sync)
+
+
 def test_a_reason_fits_the_wire(contribution: Contribution) -> None:
     slices = (TensorSlice("n" * 256, 0, 10, (10,)),)
     reason = screen_payload(contribution, payload_with(np.nan, 3), slices=slices, sync=SYNC)

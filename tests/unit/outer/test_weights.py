@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.weights import RATE_MARGIN, credited_tokens, fraction, shares, token_weight
+from isles.outer.weights import (
+    RATE_MARGIN,
+    credited_tokens,
+    discounted_share,
+    fraction,
+    shares,
+    staleness_discount,
+    token_weight,
+)
 from isles.proto.ids import ContributionId
 from isles.proto.messages import BlobRef, Contribution, LearnerInfo
 
@@ -159,3 +168,34 @@ def test_rounds_of_one_learner_each_sum_to_one_full_round(tokens: list[int]) -> 
     learners = [learner_of(f"l{index}", float(number)) for index, number in enumerate(tokens)]
     parts = [fraction([contribution], learners) for contribution in contributions]
     assert math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------------- staleness
+
+
+@given(versions=st.integers(0, 10**6), exponent=st.floats(0, 4))
+def test_a_discount_is_the_power_that_its_paper_says(versions: int, exponent: float) -> None:
+    assert staleness_discount(versions, exponent) == pytest.approx((versions + 1) ** -exponent)
+    assert 0 < staleness_discount(versions, exponent) <= 1
+
+
+def test_a_base_that_is_the_head_counts_in_full_whatever_the_exponent() -> None:
+    assert staleness_discount(0, 3.5) == 1.0
+    assert staleness_discount(7, 0.0) == 1.0
+
+
+@given(
+    weights=st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32),
+)
+def test_the_step_of_discounted_deltas_is_the_sum_of_what_each_may_do(weights: list[float], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    discounts, deltas = random.uniform(0.01, 1.0, len(weights)), random.standard_normal(len(weights))
+    step = discounted_share(weights, discounts.tolist()) * float(np.average(deltas, weights=weights * discounts))
+    wanted = float(np.dot(weights, discounts * deltas) / np.sum(weights))
+    assert step == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=50))
+def test_without_discounts_a_step_is_whole_to_the_bit(weights: list[float]) -> None:
+    assert discounted_share(weights, [1.0] * len(weights)) == 1.0
