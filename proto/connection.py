@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.clock import Clock
-from isles.proto.errors import FencedError, MessageError, RefusedError, UnreachableError
+from isles.proto.errors import FencedError, MessageError, PayloadError, RefusedError, UnreachableError
 from isles.proto.messages import BlobRef, Hello, Message, pack, unpack
 from isles.proto.transport.interface import ClientTransport
 
@@ -70,6 +70,25 @@ class Connection:
         """Asks and polls until the answer is there. For commands and start-up; drops other news. Raises as above."""
         self.ask(message)
         return self._wait(Answered, message, timeout_seconds, address).reply
+
+    def fetch_and_wait(self, blob: BlobRef, timeout_seconds: float, *, bytes_max: int, address: str) -> bytearray:
+        """Brings a blob of at most `bytes_max` bytes. For commands; drops other news.
+
+        Raises PayloadError if it cannot be had, and as `wait_for_welcome`.
+        """
+        self.fetch(blob, bytes_max=bytes_max)
+        deadline = self._clock.now() + timeout_seconds
+        while (left := deadline - self._clock.now()) > 0:
+            for news in self.poll(left):
+                raise_if_refused(news)
+                if isinstance(news, FetchFailed) and news.blob.digest == blob.digest:
+                    raise PayloadError(news.text)
+                if isinstance(news, Fetched) and news.blob.digest == blob.digest:
+                    return news.data
+        raise UnreachableError(
+            f"blob {blob.digest[:12]} of {blob.size_bytes} bytes did not come from {address} within "
+            f"{timeout_seconds:g} s: is the broker still running, and is the link fast enough?"
+        )
 
     def _wait(self, kind: type[_News], ask: Message | None, timeout: float, address: str) -> _News:
         deadline = self._clock.now() + timeout

@@ -1,0 +1,249 @@
+"""A run as it can be read afterwards, or while it goes on: its record, its versions and its blobs.
+
+A stopped run is read from its store, under the store's own lock, without changing anything in it. Of one that is
+running the broker is asked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgpack
+
+from isles.brokers.retained import REJECTED_COUNTER, run_record
+from isles.brokers.store.blobs import MissingBlobError
+from isles.brokers.store.store import BLOBS_NAME, INDEX_NAME, Store
+from isles.ops.watch import operator_hello
+from isles.proto.agreement import RunRecord
+from isles.proto.clock import SystemClock
+from isles.proto.connection import Connection
+from isles.proto.errors import PayloadError, StoreLockedError, UsageError
+from isles.proto.messages import (
+    AskHeads,
+    AskHistory,
+    AskStatus,
+    BlobRef,
+    Error,
+    Head,
+    Heads,
+    History,
+    Message,
+    Row,
+    Status,
+    VersionInfo,
+)
+from isles.proto.transport.address import Address
+
+PAGE_VERSIONS_MAX: Final = 256
+"""Versions that one question may ask for."""
+PAGE_BYTES_MAX: Final = 4 << 20
+"""Of the entries that are read from a store at a time: recipes of large fleets are long."""
+UNREADABLE: Final = (sqlite3.Error, msgpack.UnpackException, ValueError, TypeError, RecursionError)
+"""What an entry of the index that was damaged makes its readers raise."""
+NO_RUN: Final = "has no run yet: the first worker starts one"
+
+_Reply = TypeVar("_Reply", bound=Message)
+_Result = TypeVar("_Result")
+
+
+class Tape(Protocol):
+    """What can be read of a run."""
+
+    @property
+    def place(self) -> str:
+        """Where it is read from, for messages."""
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run's processes agree on."""
+
+    @property
+    def num_rejected(self) -> int:
+        """Contributions rejected since the run began."""
+
+    def heads(self) -> tuple[Head, ...]:
+        """The newest version of every fragment."""
+
+    def rejected_rows(self) -> list[Row]:
+        """Of learners and fragments whose last contribution was rejected, as far as that can be read."""
+
+    def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
+        """Contiguous versions from `first` on. Raises PayloadError for an entry that is damaged."""
+
+    def read(self, blob: BlobRef, *, bytes_max: int) -> bytes | bytearray:
+        """A blob that has its digest. Raises PayloadError if it is missing or damaged."""
+
+
+class StoreTape:
+    """A stopped run. Belongs to one thread, and holds the store's lock until `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises StoreLockedError if a broker is running on the store, StoreError or UsageError if it has no run."""
+        self.place = str(folder)
+        self._store = Store.open(folder)
+        try:
+            record = self._entry("the run record", lambda: run_record(self._store.index))
+            if record is None:
+                raise UsageError(f"the store {folder} {NO_RUN}")
+        except BaseException:
+            self.close()
+            raise
+        self.record = record
+
+    @property
+    def num_rejected(self) -> int:
+        return self._store.index.counter(REJECTED_COUNTER)
+
+    def heads(self) -> tuple[Head, ...]:
+        infos = self._entry("the newest versions", self._store.index.heads)
+        return tuple(
+            Head(fragment=info.fragment, version=info.version, tokens_total=info.tokens_total) for info in infos
+        )
+
+    def rejected_rows(self) -> list[Row]:
+        index = self._store.index
+        rows = [row for learner in index.learners() for row in index.rows_of(learner.learner)]
+        return [row.shown() for row in rows if row.state == "rejected"]
+
+    def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
+        index = self._store.index
+        try:
+            return index.versions(fragment, first, num_max, PAGE_BYTES_MAX)
+        except UNREADABLE:
+            found: list[VersionInfo] = []
+        # One by one, so that those before the damaged one can be had, and it is named.
+        for version in range(first, first + num_max):
+            try:
+                page = index.versions(fragment, version, 1, PAGE_BYTES_MAX)
+            except UNREADABLE as error:
+                if found:
+                    return found
+                raise PayloadError(
+                    f"the entry of version {version} of fragment {fragment} in the index of {self.place} is damaged "
+                    f"({type(error).__name__})"
+                ) from error
+            if not page or page[0].version != version:
+                break
+            found += page
+        return found
+
+    def read(self, blob: BlobRef, *, bytes_max: int) -> bytes:
+        stored = self._store.index.blob(blob.digest)
+        if stored is None:
+            raise PayloadError(f"blob {blob.digest[:12]} is not in the store {self.place}")
+        if stored.size_bytes > bytes_max:
+            raise PayloadError(f"blob {blob.digest[:12]} has {stored.size_bytes} bytes, at most {bytes_max} are right")
+        try:
+            return self._store.blobs.read(stored, 0, stored.size_bytes)
+        except MissingBlobError as error:
+            raise PayloadError(f"blob {blob.digest[:12]} is missing in {Path(self.place, BLOBS_NAME)}") from error
+
+    def close(self) -> None:
+        """Gives the store back; idempotent."""
+        self._store.close()
+
+    def _entry(self, what: str, read: Callable[[], _Result]) -> _Result:
+        try:
+            return read()
+        except UNREADABLE as error:
+            raise PayloadError(
+                f"{what} in the index of {self.place} cannot be read ({type(error).__name__}): restore the store from "
+                "a copy; nothing in it was changed"
+            ) from error
+
+
+class BrokerTape:
+    """A run that is going on, asked of its broker. Belongs to one thread."""
+
+    def __init__(self, connection: Connection, address: str, timeout_seconds: float) -> None:
+        """Waits for the broker. Raises UnreachableError after the timeout, UsageError if it has no run yet."""
+        self.place = address
+        self._connection = connection
+        self._timeout_seconds = timeout_seconds
+        record = connection.wait_for_welcome(timeout_seconds, address=address).welcome.run_record
+        if record is None:
+            raise UsageError(f"the broker at {address} {NO_RUN}")
+        self.record = record
+
+    @property
+    def num_rejected(self) -> int:
+        return self._ask(AskStatus(), Status).totals.rejected
+
+    def heads(self) -> tuple[Head, ...]:
+        return self._ask(AskHeads(), Heads).heads
+
+    def rejected_rows(self) -> list[Row]:
+        return []
+
+    def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
+        ask = AskHistory(fragment=fragment, first=first, num_max=min(num_max, PAGE_VERSIONS_MAX))
+        return self._ask(ask, History).versions
+
+    def read(self, blob: BlobRef, *, bytes_max: int) -> bytearray:
+        return self._connection.fetch_and_wait(blob, self._timeout_seconds, bytes_max=bytes_max, address=self.place)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+    def _ask(self, message: Message, kind: type[_Reply]) -> _Reply:
+        reply = self._connection.ask_and_wait(message, self._timeout_seconds, address=self.place)
+        if isinstance(reply, kind):
+            return reply
+        text = reply.text if isinstance(reply, Error) else f"with {type(reply).__name__}"
+        raise PayloadError(f"the broker at {self.place} answered {type(message).__name__} {text}")
+
+
+@contextmanager
+def open_tape(run: Path | None, broker: str | None, timeout_seconds: float) -> Iterator[StoreTape | BrokerTape]:
+    """The tape of a run folder, of a store folder, or of the broker at an address. Exactly one is given.
+
+    Of a folder whose broker is running, that broker is asked. Raises UsageError for a folder that has no run,
+    UnreachableError if the broker does not answer in time.
+    """
+    if (run is None) == (broker is None):
+        raise UsageError("name either a run folder or a broker (--broker ADDRESS)")
+    tape = _ask_broker(broker, timeout_seconds) if broker is not None else _open_folder(run or Path(), timeout_seconds)
+    try:
+        yield tape
+    finally:
+        tape.close()
+
+
+def store_of(run: Path) -> Path:
+    """The store of a run folder, or of itself. Raises UsageError if there is none."""
+    for folder in (run / "store", run):
+        if (folder / INDEX_NAME).is_file():
+            return folder
+    raise UsageError(
+        f"{run} is no run folder: it has no store; name the --run-dir of `isles up`, or a broker's --store"
+    )
+
+
+def _open_folder(run: Path, timeout_seconds: float) -> StoreTape | BrokerTape:
+    store = store_of(run)
+    try:
+        return StoreTape(store)
+    except StoreLockedError:
+        try:
+            address = (store / "address").read_text(encoding="utf-8").strip()
+        except OSError:
+            raise UsageError(
+                f"another process is using the store {store}, and no broker has written its address there: wait for it"
+            ) from None
+    return _ask_broker(address, timeout_seconds)
+
+
+def _ask_broker(address: str, timeout_seconds: float) -> BrokerTape:
+    from isles.proto.transport.zmq_transport import ZmqClient
+
+    connection = Connection(operator_hello(), ZmqClient(Address.parse(address)), SystemClock())
+    try:
+        return BrokerTape(connection, address, timeout_seconds)
+    except BaseException:
+        connection.close()
+        raise
