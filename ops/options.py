@@ -36,6 +36,7 @@ SHORT_FLAGS: Final = {
     "run.seed": "--seed",
     "run.tokens": "--tokens",
     "run.rounds": "--rounds",
+    "sync.preset": "--preset",
     "worker.step_seconds": "--step-seconds",
     "sync.is_deterministic": "--deterministic",
 }

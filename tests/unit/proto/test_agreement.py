@@ -51,6 +51,8 @@ def test_settings_that_contradict_each_other_are_refused_with_the_remedy() -> No
         SyncSettings(grace_min_seconds=3, grace_max_seconds=2)
     with pytest.raises(ValueError, match="overlap_steps"):
         SyncSettings(is_deterministic=True, overlap_steps=30, interval_steps=24)
+    with pytest.raises(ValueError, match="has_dynamic_interval"):
+        SyncSettings(is_deterministic=True, has_dynamic_interval=True)
     with pytest.raises(ValueError, match="colour"):
         SyncSettings(colour="blue")  # type: ignore[call-arg]
 

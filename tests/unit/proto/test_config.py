@@ -109,6 +109,34 @@ def test_flags_win_over_variables_over_the_file_over_what_was_there_earlier(writ
     assert (made.label, made.glaze, made.shelves, made.name) == ("old", "celadon", 4, "flag")
 
 
+def test_what_is_stated_anywhere_wins_over_a_preset_that_is_stated_anywhere(write: Write) -> None:
+    file = write("[sync]\nouter_momentum = 0.25\n")
+    environment = {"ISLES_SYNC__INTERVAL_STEPS": "12"}
+    config = resolve(MODELS, file=file, environment=environment, flags=[flag("sync.preset", "diloco")])
+    sync = config.section("sync", SyncSettings)
+    assert (sync.preset, sync.num_fragments, sync.outer_momentum, sync.interval_steps) == ("diloco", 1, 0.25, 12)
+    assert config.stated_in("sync") == {"preset": "diloco", "outer_momentum": 0.25, "interval_steps": 12}
+
+
+def test_a_preset_survives_the_file_that_is_written_for_it_whatever_was_stated_with_it(write: Write) -> None:
+    flags = [flag("sync.preset", "streaming"), flag("sync.num_fragments", "7")]
+    config = resolve(MODELS, flags=flags)
+    again = resolve(MODELS, file=write(config.to_toml()))
+    assert again.sections["sync"] == config.sections["sync"]
+
+
+def test_a_preset_stated_now_takes_the_place_of_what_an_earlier_start_resolved() -> None:
+    before = resolve(MODELS, flags=[flag("sync.preset", "streaming")])
+    earlier = [
+        Stated(f"sync.{key}", value, "earlier", is_text=False)
+        for key, value in before.sections["sync"].model_dump().items()
+    ]
+    now = resolve(MODELS, earlier=earlier, flags=[flag("sync.preset", "local-sgd"), flag("sync.quorum", "2")])
+    sync = now.section("sync", SyncSettings)
+    assert sync == SyncSettings(preset="local-sgd", quorum=2)
+    assert resolve(MODELS, earlier=earlier).sections["sync"] == before.sections["sync"]
+
+
 def test_the_source_that_won_is_remembered_for_each_setting_that_was_stated(write: Write) -> None:
     file = write("[kiln]\nshelves = 2\ndegrees = 1000")
     config = resolve(MODELS, file=file, flags=[flag("kiln.shelves", "3")])
