@@ -114,9 +114,10 @@ def _init_fault(index: Index, message: Init, manifest: Manifest) -> str | None:
     record = message.run_record
     if manifest.digest != record.manifest_digest:
         return f"INIT: the manifest has digest {manifest.digest[:12]}, not {record.manifest_digest[:12]}"
+    num_fragments = sum(not fragment.is_buffers for fragment in manifest.fragments)
+    if num_fragments != record.sync.num_fragments:
+        return f"INIT: the manifest has {num_fragments} fragments, sync.num_fragments is {record.sync.num_fragments}"
     wanted = list(range(len(manifest.fragments)))
-    if len(wanted) - record.sync.num_fragments not in (0, 1):  # buffers make up one more
-        return f"INIT: the manifest has {len(wanted)} fragments, sync.num_fragments is {record.sync.num_fragments}"
     if [info.fragment for info in message.versions] != wanted:
         return f"INIT: version 0 of each of the fragments 0..{len(wanted) - 1} is needed, in order"
     for info in message.versions:
@@ -287,8 +288,8 @@ def commit(
         return Error(code="broken-rule", text=f"COMMIT of fragment {message.fragment} without a LEASE on it")
     if head.version != message.base_version:
         return Stale(fragment=message.fragment, head=head.version, reason=f"the head is {head.version}")
-    if fault := _commit_fault(message, num_since_checkpoint(index, message.fragment, head.version)):
-        return fault
+    if error := _commit_error(message, num_since_checkpoint(index, message.fragment, head.version)):
+        return error
     if fault := row_fault(index, message.recipe):
         return Stale(fragment=message.fragment, head=head.version, reason=fault)
     for blob in (message.update, *state_blobs(message)):
@@ -299,7 +300,7 @@ def commit(
     return Committed(fragment=message.fragment, version=head.version + 1)
 
 
-def _commit_fault(message: Commit, num_since: int) -> Error | None:
+def _commit_error(message: Commit, num_since: int) -> Error | None:
     learners = [ingredient.id.learner for ingredient in message.recipe.ingredients]
     if not learners or len(set(learners)) != len(learners):
         text = f"COMMIT: a version is made from contributions of distinct learners, not of {learners[:8]}"
