@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from isles.ops.children import ChildProcess, child_environment
-from isles.ops.run_folder import choose_address
 
 SAMPLE_SECONDS: Final = 0.2
 """Between two looks at /proc; the peak is the kernel's own, only the sum over processes is sampled."""
 STOP_SECONDS: Final = 600.0
 """An outer that stops may have a large state to write down first."""
+START_SECONDS: Final = 60.0
+"""Longest wait until a broker listens."""
 GIB: Final = 1 << 30
 
 
@@ -95,28 +97,38 @@ def broker_and_outer(
 ) -> Iterator[str]:
     """A broker with an empty store and an outer, with these further flags; gives the broker's address."""
     folder.mkdir(parents=True)
-    address = choose_address("")
-    children = []
+    children: dict[str, ChildProcess] = {}
+
+    def start(role: str, *own: str) -> None:
+        log = ["--log-file", str(folder / f"{role}.jsonl"), "--log-level", "debug", "--exit-with-parent"]
+        environment = child_environment(2)
+        children[role] = ChildProcess([role, *own, *log], output=folder / f"{role}.err", environment=environment)
+        watch.add(role, children[role].pid)
+
     try:
-        for role, own in (
-            ("broker", ["--store", str(folder / "store"), "--port", str(address.control_port), *broker]),
-            ("outer", ["--broker", str(address), *outer]),
-        ):
-            log = ["--log-file", str(folder / f"{role}.jsonl"), "--log-level", "debug", "--exit-with-parent"]
-            environment = child_environment(2)
-            child = ChildProcess([role, *own, *log], output=folder / f"{role}.err", environment=environment)
-            children.append(child)
-            watch.add(role, child.pid)
-        yield str(address)
-        for child, role in zip(children, ("broker", "outer"), strict=True):
+        start("broker", "--store", str(folder / "store"), "--port", "0", *broker)
+        address = _wait_for_address(folder, children["broker"])
+        start("outer", "--broker", address, *outer)
+        yield address
+        for role, child in children.items():
             if child.poll() is not None:
                 raise SystemExit(f"the {role} ended with {child.poll()}: {tail(folder, role)}")
     finally:
-        for child in reversed(children):
+        for child in reversed(children.values()):
             if child.poll() is None:
                 child.terminate()
             child.wait(STOP_SECONDS)
             child.close()
+
+
+def _wait_for_address(folder: Path, broker: ChildProcess) -> str:
+    """Where the broker listens, as it writes it down itself."""
+    path, deadline = folder / "store" / "address", time.monotonic() + START_SECONDS
+    while not path.exists():
+        if broker.poll() is not None or time.monotonic() >= deadline:
+            raise SystemExit(f"the broker did not start within {START_SECONDS:g} s: {tail(folder, 'broker')}")
+        time.sleep(SAMPLE_SECONDS)
+    return path.read_text(encoding="ascii").strip()
 
 
 def tail(folder: Path, role: str) -> str:

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,15 +79,21 @@ def main() -> int:
     is_reached = True
     if arguments.scratch is not None:
         arguments.scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="isles-scale-", dir=arguments.scratch) as scratch:
+    scratch = Path(tempfile.mkdtemp(prefix="isles-scale-", dir=arguments.scratch))
+    try:
         if arguments.only != "learners":
             from benchmarks.scale.model import compare_cycles
 
-            is_reached &= compare_cycles(arguments, Path(scratch))
+            is_reached &= compare_cycles(arguments, scratch)
         if arguments.only != "model":
             from benchmarks.scale.learners import compare_crowds
 
-            compare_crowds(arguments, Path(scratch))
+            compare_crowds(arguments, scratch)
+    finally:
+        if arguments.keep:
+            print(f"stores and logs are in {scratch}", file=sys.stderr)
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
     return 0 if is_reached or arguments.short else 1
 
 
