@@ -1,7 +1,7 @@
 """What a learner writes to restart itself: one consistent cut at a step boundary, in a folder of its own.
 
     checkpoint.json              line 1: SHA-256 of line 2; line 2: books, counters, cursor, the optimizer's scalars
-    checkpoint-<...>.safetensors parameters, anchors, residuals, open payloads, buffers, the optimizer's tensors
+    checkpoint-<...>.safetensors parameters, anchors, residuals, lags, open payloads, buffers, the optimizer's tensors
 
 The JSON file names the other one and its digest, and is replaced last, atomically: a crash at any moment leaves the
 older checkpoint or the newer one. What does not check out is reported and treated as absent; the store's books win
@@ -59,7 +59,12 @@ class Checkpoint:
     residuals: dict[int, torch.Tensor]
     payloads: dict[ContributionId, bytes]
     """Of the open contributions."""
+    lives: dict[str, torch.Tensor]
+    """Tensor -> live values, of those fragments' tensors that are not float32; with lags they are exact to the bit."""
+    lags: dict[str, torch.Tensor]
+    """Tensor -> what its live values lack of the exact ones, float32 in its own shape."""
     buffers: dict[str, torch.Tensor]
+    """Those of the model's state that a file can hold."""
     optimizer_name: str
     optimizer_state: dict[str, Any]
     """The optimizer's state_dict."""
@@ -101,7 +106,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         tensors |= {f"{kind}.{fragment}": vector for fragment, vector in vectors.items()}
     for named, payload in checkpoint.payloads.items():
         tensors[f"payload.{named.fragment}"] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    tensors |= {f"buffer.{name}": buffer for name, buffer in checkpoint.buffers.items()}
+    for kind, named_tensors in {"live": checkpoint.lives, "lag": checkpoint.lags, "buffer": checkpoint.buffers}.items():
+        tensors |= {f"{kind}.{name}": tensor for name, tensor in named_tensors.items()}
     optimizer_state = _flatten(checkpoint.optimizer_state, "optimizer", tensors)
 
     tensors_path = folder / f"checkpoint-{checkpoint.num_steps}-{secrets.token_hex(4)}.safetensors"
@@ -247,6 +253,8 @@ def _assemble(index: _Index, tensors: Mapping[str, torch.Tensor]) -> Checkpoint:
         anchors=vectors["anchor"],
         residuals=vectors["residual"],
         payloads=payloads,
+        lives=by_kind.get("live", {}),
+        lags=by_kind.get("lag", {}),
         buffers=by_kind.get("buffer", {}),
         optimizer_state=optimizer_state,
     )

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import CodecName, SyncSettings
 from isles.proto.client import Answered, Hinted, Refused, Welcomed
 from isles.proto.clock import Clock
 from isles.proto.codec.torch_codec import decode, encode_with_stats
@@ -27,6 +27,7 @@ from isles.proto.connection import Connection, News
 from isles.proto.errors import FencedError, IslesError, NonFiniteError, RangeError, RefusedError
 from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
+from isles.proto.manifest import codecs_of
 from isles.proto.messages import (
     Accepted,
     AskHeads,
@@ -221,7 +222,7 @@ class Courier:
         take = order.take
         unmerged = order.account.contribution(order.theta)
         try:
-            encoded = encode_with_stats(self._sync.codec_up, unmerged)
+            encoded = encode_with_stats(self._codec_up(take.fragment), unmerged)
         except NonFiniteError as error:
             self.mailbox.post(PayloadFailed(take.id, f"{NOT_FINITE}: {error}", is_not_finite=True))
             return
@@ -234,6 +235,9 @@ class Courier:
         if not encoded.is_zero:
             self._offer(self._contribution(take, unmerged, encoded.payload), encoded.payload)
 
+    def _codec_up(self, fragment: int) -> CodecName:
+        return codecs_of(self._flat.fragments[fragment], self._sync).up
+
     def _contribution(self, take: TakeAccount, unmerged: torch.Tensor, payload: bytes) -> Contribution:
         bounds = self._flat.bounds(take.fragment)
         norms = [torch.linalg.vector_norm(unmerged[start:stop], dtype=torch.float64) for start, stop in bounds]
@@ -241,7 +245,7 @@ class Courier:
             id=take.id,
             base_version=take.base_version,
             blob=BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload)),
-            codec=self._sync.codec_up,
+            codec=self._codec_up(take.fragment),
             tokens=take.tokens,
             steps=take.steps,
             seconds=take.seconds,

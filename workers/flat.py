@@ -1,164 +1,187 @@
-"""A model's tensors and its fragments' flat vectors: what is synchronised, and how values go from one to the other.
+"""A model's fragments as flat float32 vectors, and how values go from one to the other.
 
-Policy. Trainable float32 parameters are synchronised. Frozen ones are taken to be equal everywhere and are never sent.
-Buffers, BatchNorm's running means among them, stay each learner's own (role `buffer_skip`); a learner's checkpoint has
-them. Parameters that share one storage have one owner, the first of their names, and are changed once.
+A tensor narrower than float32, or a counter, cannot hold what a version says of it. So it has a `lag`, in float32:
+
+    master = float32(live) + lag
+
+Vectors are gathered from masters, and versions change masters; the model computes with the live tensor, which is its
+master rounded to its own type. Thus no update is ever lost to rounding. What the inner optimizer loses when it adds a
+small step to a tensor of a narrow type is its own affair, as in any training in that type. A float64 tensor holds more
+than a vector does and needs no lag.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import torch
 from torch import nn
 
 from isles.proto.errors import ManifestError
-from isles.proto.manifest import Manifest, TensorSpec
+from isles.proto.manifest import Manifest, TensorSlice
+from isles.workers.description import BufferSlot, ModelTensors
 
 HOST: Final = torch.device("cpu")
-
-_Place = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class ModelTensors:
-    """What a manifest is made from, and the tensors behind the names."""
-
-    specs: tuple[TensorSpec, ...]
-    aliases: Mapping[str, str]
-    """Second name of a tied tensor -> the name that owns it."""
-    parameters: Mapping[str, nn.Parameter]
-    """Owner's name -> synchronised parameter."""
-    buffers: Mapping[str, torch.Tensor]
+EXACT_DTYPES: Final = frozenset({torch.float32, torch.float64})
+"""Types that lose nothing of a float32 value."""
+COUNTER_MAX: Final = 1 << 53
+"""Largest count that is written into a buffer; no training takes as many steps, and it survives every conversion."""
 
 
-def describe(model: nn.Module) -> ModelTensors:
-    """All tensors of a model, each storage once.
+def fit(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Float32 `values` in another type: to the nearest value there is, which at the ends is the largest one."""
+    if dtype in EXACT_DTYPES or dtype.is_complex:
+        return values.to(dtype)
+    if dtype.is_floating_point:
+        limit = torch.finfo(dtype).max
+        return values.clamp(-limit, limit).to(dtype)
+    limits = torch.iinfo(dtype)
+    counts = values.double().round_().clamp_(max(limits.min, -COUNTER_MAX), min(limits.max, COUNTER_MAX))
+    return counts.to(dtype)
 
-    Raises ManifestError, which names the tensor, for a trainable parameter that is not float32 or has no values yet,
-    and for parameters that overlap in memory without being the same.
-    """
-    specs: dict[str, TensorSpec] = {}
-    aliases: dict[str, str] = {}
-    parameters: dict[str, nn.Parameter] = {}
-    owners: dict[_Place, str] = {}
-    for name, parameter in sorted(model.named_parameters(remove_duplicate=False)):
-        owner = owners.setdefault(_place(name, parameter), name)
-        if owner != name:
-            _check_tie(name, parameter, owner, specs[owner])
-            aliases[name] = owner
-            continue
-        _check_trainable(name, parameter)
-        specs[name] = _spec(name, parameter, "parameter" if parameter.requires_grad else "frozen")
-        if parameter.requires_grad and parameter.numel():
-            parameters[name] = parameter
-    _check_overlaps(owners)
-    buffers = {name: buffer for name, buffer in sorted(model.named_buffers()) if name not in specs}
-    for name, buffer in buffers.items():
-        specs[name] = _spec(name, buffer, "buffer_skip")
-    return ModelTensors(tuple(specs.values()), aliases, parameters, buffers)
+
+@dataclass(slots=True)
+class _Cell:
+    """A tensor of the model, with its place in the vector of its fragment."""
+
+    place: TensorSlice
+    source: nn.Parameter | BufferSlot
+    dtype: torch.dtype
+    lag: torch.Tensor | None = None
+    """Float32, on the tensor's device; None = zeros."""
+
+    @property
+    def live(self) -> torch.Tensor:
+        """The tensor that the model computes with. Raises ManifestError if it is no longer what was described."""
+        if isinstance(self.source, nn.Parameter):
+            return self.source
+        tensor = self.source.tensor
+        if (tensor.dtype, tensor.shape) != (self.dtype, self.place.shape):
+            raise ManifestError(
+                f"buffer {self.place.name!r} was {self.dtype} of shape {self.place.shape} and has become "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}: a buffer that changes its form cannot be merged; "
+                "register it with persistent=False"
+            )
+        return tensor
+
+    @property
+    def master(self) -> torch.Tensor:
+        """A float32 copy of the exact value."""
+        values = self.live.to(torch.float32, copy=True)
+        return values if self.lag is None else values.add_(self.lag)
+
+    def write(self, values: torch.Tensor) -> None:
+        """The master becomes `values`, float32 on any device."""
+        live = self.live
+        values = values.to(live.device)
+        live.copy_(fit(values, live.dtype))
+        if self.dtype not in EXACT_DTYPES:
+            self.lag = values - live.to(torch.float32)
+
+    def add(self, increment: torch.Tensor) -> None:
+        """Adds `increment`, float32 on any device, to the master."""
+        if self.dtype in EXACT_DTYPES:
+            live = self.live
+            live.add_(increment.to(live.device))
+        else:
+            master = self.master
+            self.write(master.add_(increment.to(master.device)))
 
 
 class FlatModel:
-    """The fragments of a model as flat fp32 vectors on the host, in the manifest's order.
+    """The fragments of a model as flat float32 vectors on the host, in the manifest's order.
 
     Reads and writes happen under no_grad and in place: the optimizer keeps its parameters. One thread at a time.
     """
 
     def __init__(self, tensors: ModelTensors, manifest: Manifest) -> None:
         self.num_values = tuple(fragment.num_values for fragment in manifest.fragments)
-        self._slices = tuple(manifest.slices(fragment.fragment_id) for fragment in manifest.fragments)
-        self._parameters = tuple(tuple(tensors.parameters[one.name] for one in slices) for slices in self._slices)
-        self.device = self._parameters[0][0].device
+        self.fragments = manifest.fragments
+        sources: dict[str, nn.Parameter | BufferSlot] = {**tensors.parameters, **tensors.buffers}
+        types = {spec.name: getattr(torch, spec.dtype) for spec in manifest.tensors}
+        self._cells = tuple(
+            tuple(_Cell(one, sources[one.name], types[one.name]) for one in manifest.slices(fragment.fragment_id))
+            for fragment in manifest.fragments
+        )
+        self.device = self._cells[0][0].live.device
 
     def parameters(self, fragment: int) -> tuple[nn.Parameter, ...]:
-        """The parameters of a fragment, in manifest order."""
-        return self._parameters[fragment]
+        """The parameters of a fragment, in manifest order; none if it is the one of buffers."""
+        return tuple(cell.source for cell in self._cells[fragment] if isinstance(cell.source, nn.Parameter))
 
     def bounds(self, fragment: int) -> list[tuple[int, int]]:
         """Start and stop of each tensor in the fragment's vector, in manifest order."""
-        return [(one.start, one.stop) for one in self._slices[fragment]]
+        return [(cell.place.start, cell.place.stop) for cell in self._cells[fragment]]
 
     @torch.no_grad()
     def gather(self, fragment: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The live values of a fragment, [num_values] float32 on the host, in `out` if it is given."""
+        """The exact values of a fragment, [num_values] float32 on the host, in `out` if it is given."""
         if out is None:
             out = torch.empty(self.num_values[fragment], dtype=torch.float32)
-        flat = [parameter.detach().reshape(-1) for parameter in self._parameters[fragment]]
+        cells = self._cells[fragment]
         if self.device == HOST:
-            return torch.cat(flat, out=out)
-        return out.copy_(torch.cat([one.to(self.device) for one in flat]))
+            # A float32 tensor is copied once, straight to its place.
+            flat = [cell.live if cell.dtype == torch.float32 else cell.master for cell in cells]
+            return torch.cat([one.detach().reshape(-1) for one in flat], out=out)
+        flat = [(cell.live if cell.dtype == torch.float32 else cell.master).to(self.device) for cell in cells]
+        return out.copy_(torch.cat([one.detach().reshape(-1) for one in flat]))
 
     @torch.no_grad()
     def scatter(self, fragment: int, values: torch.Tensor) -> None:
-        """The live values of a fragment become `values` [num_values] float32."""
-        for parameter, part in self._parts(fragment, values):
-            parameter.copy_(part)
+        """The exact values of a fragment become `values` [num_values] float32."""
+        for cell, part in self._parts(fragment, values):
+            cell.write(part)
 
     @torch.no_grad()
     def add(self, fragment: int, increment: torch.Tensor) -> None:
-        """Adds `increment` [num_values] float32 to the live values of a fragment."""
-        for parameter, part in self._parts(fragment, increment):
-            parameter.add_(part)
+        """Adds `increment` [num_values] float32 to the exact values of a fragment."""
+        for cell, part in self._parts(fragment, increment):
+            cell.add(part)
 
     @torch.no_grad()
     def is_finite(self, fragment: int) -> bool:
-        """Whether no live value of a fragment is NaN or infinite."""
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters[fragment])
+        """Whether no value of a fragment is NaN or infinite."""
+        return all(
+            bool(torch.isfinite(one).all())
+            for cell in self._cells[fragment]
+            for one in (cell.live, cell.lag)
+            if one is not None
+        )
 
-    def _parts(self, fragment: int, values: torch.Tensor) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+    @torch.no_grad()
+    def rounded(self, fragment: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """What a gathered vector does not tell of a fragment: live tensors that are not float32, and lags.
+
+        Both by name, as copies on the host, in their own shapes; together with the vector they restore the fragment to
+        the last bit.
+        """
+        cells = [cell for cell in self._cells[fragment] if cell.dtype != torch.float32]
+        lives = {cell.place.name: _copied(cell.live) for cell in cells}
+        return lives, {cell.place.name: _copied(cell.lag) for cell in cells if cell.lag is not None}
+
+    @torch.no_grad()
+    def restore(
+        self,
+        fragment: int,
+        values: torch.Tensor,
+        lives: Mapping[str, torch.Tensor],
+        lags: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Makes a fragment again from what `gather` and `rounded` said of it; names of other fragments do no harm."""
+        self.scatter(fragment, values)
+        for cell in self._cells[fragment]:
+            if cell.dtype != torch.float32 and cell.place.name in lives:
+                live, lag = cell.live, lags.get(cell.place.name)
+                live.copy_(lives[cell.place.name])
+                cell.lag = None if lag is None else lag.to(live.device, copy=True)
+
+    def _parts(self, fragment: int, values: torch.Tensor) -> Iterable[tuple[_Cell, torch.Tensor]]:
         moved = values.to(self.device)
-        for parameter, one in zip(self._parameters[fragment], self._slices[fragment], strict=True):
-            yield parameter, moved[one.start : one.stop].view(one.shape).to(parameter.device)
+        for cell in self._cells[fragment]:
+            yield cell, moved[cell.place.start : cell.place.stop].view(cell.place.shape)
 
 
-def _spec(name: str, tensor: torch.Tensor, role: str) -> TensorSpec:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(name, tuple(tensor.shape), dtype, role)  # type: ignore[arg-type]
-
-
-def _place(name: str, tensor: torch.Tensor) -> _Place:
-    """Equal for two tensors that are the same values in the same order; a tensor without values is only itself."""
-    if not tensor.numel():
-        return (name, 0, 0, (), ())
-    return (str(tensor.device), tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tensor.stride())
-
-
-def _check_trainable(name: str, parameter: nn.Parameter) -> None:
-    if not parameter.requires_grad:
-        return
-    if parameter.device.type == "meta" or isinstance(parameter, nn.parameter.UninitializedParameter):
-        raise ManifestError(f"parameter {name!r} has no values yet: materialise the model before it is synchronised")
-    if parameter.dtype != torch.float32:
-        raise ManifestError(
-            f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}: only float32 parameters can be "
-            "synchronised, since small deltas round to zero in a narrower type; keep the parameters in float32 and "
-            "compute under torch.autocast, or freeze this one"
-        )
-
-
-def _check_tie(name: str, parameter: nn.Parameter, owner: str, spec: TensorSpec) -> None:
-    if parameter.requires_grad != (spec.role == "parameter"):
-        raise ManifestError(
-            f"parameters {name!r} and {owner!r} share their values, but only one of them is trainable: freeze both, or "
-            "give each its own storage"
-        )
-
-
-def _check_overlaps(owners: Mapping[_Place, str]) -> None:
-    """Two owners in one stretch of memory would be changed twice."""
-    spans = []
-    for (device, start, item_bytes, shape, strides), name in owners.items():
-        if item_bytes:
-            last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            spans.append((device, start, start + item_bytes * last, name))
-    spans.sort()
-    for (device, _, stop, name), (next_device, start, _, next_name) in pairwise(spans):
-        if device == next_device and start <= stop:
-            raise ManifestError(
-                f"parameters {name!r} and {next_name!r} overlap in memory without being the same tensor: a version "
-                "would be applied to both; give each its own storage, or tie them as one nn.Parameter"
-            )
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(HOST, copy=True).contiguous()

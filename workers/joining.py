@@ -22,7 +22,8 @@ from isles.proto.errors import ManifestMismatchError, RefusedError, UnreachableE
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Error, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
-from isles.workers.flat import FlatModel, ModelTensors
+from isles.workers.description import ModelTensors
+from isles.workers.flat import FlatModel
 from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
 
 LOOK_AGAIN_SECONDS: Final = 2.0

@@ -33,7 +33,8 @@ from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
-from isles.workers.flat import FlatModel, ModelTensors, describe
+from isles.workers.description import ModelTensors, check_optimizer, describe, policy
+from isles.workers.flat import FlatModel
 from isles.workers.joining import Joined, Joiner, NewRun
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
@@ -89,7 +90,7 @@ class Learner:
         connect: Callable[[], ClientTransport] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`model` is on its device, with float32 parameters; `optimizer` has them.
+        """`model` is on its device, `optimizer` has its parameters; docs/guides/own-model.md says what it may be.
 
         With a `budget` this learner may start the run if there is none: with `run` as its name, these `sync` settings,
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
@@ -154,11 +155,12 @@ class Learner:
         """Joins the run, or starts it; returns when the model has the newest version of every fragment.
 
         Raises UnreachableError if that takes too long, RefusedError or FencedError if the broker will not have this
-        learner, ManifestError for a model that cannot be synchronised, ManifestMismatchError for one that is not the
-        run's, ConfigError for a checkpoint of another learner, run or model.
+        learner, ManifestError for a model or optimizer that cannot be synchronised, ManifestMismatchError for a
+        model that is not the run's, ConfigError for a checkpoint of another learner, run or model.
         """
         deadline = self._clock.now() + self._join_timeout_seconds
         tensors = describe(self._model)
+        check_optimizer(self._model, self._optimizer)
         connection = Connection(self._hello, self._connect(), self._clock)
         try:
             joined = Joiner(
@@ -184,6 +186,7 @@ class Learner:
         self._next_cut = self._stepped_at + self._checkpoint_seconds
         fields = {"versions": self.versions, "progress": round(self.progress, 4)}
         self._log.info("learner.joined", learner=self._name, region=self._region, **fields)
+        self._log.info("model.described", learner=self._name, **policy(joined.manifest))
         if self._num_shards:
             self.request_shards(self._num_shards)
 
@@ -253,8 +256,9 @@ class Learner:
     def progress(self) -> float:
         """The global step as a share of the budget, in [0, 1]: a function of the versions held."""
         session = self._running.session
-        rounds = sum(session.versions.values())
-        return self.record.budget.progress(tokens_merged=session.tokens_merged, rounds_committed=rounds)
+        return self.record.budget.progress(
+            tokens_merged=session.tokens_merged, rounds_committed=session.rounds_committed
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -315,6 +319,7 @@ class Learner:
             record.sync,
             self._name,
             self._hello.incarnation,
+            has_buffers=joined.manifest.fragments[-1].is_buffers,
             restored=None if checkpoint is None else checkpoint.books,
             cursor=None if checkpoint is None else checkpoint.cursor,
             num_steps=0 if checkpoint is None else checkpoint.num_steps,

@@ -33,6 +33,7 @@ from isles.proto.messages import (
     VersionInfo,
     VersionReply,
 )
+from isles.workers.flat import fit
 
 _Reply = TypeVar("_Reply", bound=Message)
 
@@ -91,7 +92,8 @@ class GlobalParameters:
     def tensors(self) -> dict[str, Tensor]:
         """Name -> values, in the shape and type of the model; a tied tensor stands under each of its names.
 
-        Frozen tensors and buffers are not among them: they are no part of a version. All fragments must be held.
+        Frozen tensors and the buffers that are not merged are not among them: they are no part of a version. All
+        fragments must be held.
         """
         found: dict[str, Tensor] = {}
         types = {spec.name: spec.dtype for spec in self.manifest.tensors}
@@ -99,22 +101,23 @@ class GlobalParameters:
             values = self.fragments[fragment.fragment_id].values
             for piece in self.manifest.slices(fragment.fragment_id):
                 tensor = values[piece.start : piece.stop].view(piece.shape)
-                found[piece.name] = tensor.to(getattr(torch, types[piece.name]))
+                found[piece.name] = fit(tensor, getattr(torch, types[piece.name]))
         return found | {alias: found[owner] for alias, owner in self.manifest.aliases.items() if owner in found}
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
         """Copies the values into a model of the same names. Raises ManifestMismatchError if it is another model."""
-        own = dict(model.named_parameters(remove_duplicate=False))
+        own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        own |= dict(model.named_buffers(remove_duplicate=False))
         for name, values in self.tensors().items():
-            parameter = own.get(name)
-            if parameter is None or parameter.shape != values.shape:
-                what = "no such parameter" if parameter is None else f"the shape {tuple(parameter.shape)}"
+            tensor = own.get(name)
+            if tensor is None or tensor.shape != values.shape:
+                what = "no such tensor" if tensor is None else f"the shape {tuple(tensor.shape)}"
                 raise ManifestMismatchError(
-                    f"parameter {name!r} of the run {self.record.run} has the shape {tuple(values.shape)}, the model "
+                    f"tensor {name!r} of the run {self.record.run} has the shape {tuple(values.shape)}, the model "
                     f"here has {what}: build it from the run's task and task settings"
                 )
-            parameter.copy_(values)
+            tensor.copy_(values)
 
 
 class ParameterFetcher:

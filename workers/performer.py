@@ -16,6 +16,7 @@ from isles.proto.logs import Logger
 from isles.workers.account import Account, Add, Change
 from isles.workers.checkpoint import Checkpoint
 from isles.workers.courier import Courier, Encode, Forget, Want
+from isles.workers.description import BufferSlot
 from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival
 from isles.workers.orders import (
@@ -49,12 +50,12 @@ class Performer:
         session: Session,
         flat: FlatModel,
         optimizer: Optimizer,
-        buffers: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, BufferSlot],
         *,
         clock: Clock,
         log: Logger,
     ) -> None:
-        """`buffers` are those of the model, by name; they go into checkpoints alone."""
+        """`buffers` are all those of the model's state, by name; checkpoints have them."""
         self._session = session
         self._flat = flat
         self._optimizer = optimizer
@@ -177,11 +178,19 @@ class Performer:
         account = self._accounts.get(order.fragment)
         if account is None:
             assert newest is not None, "a fragment that holds nothing is reset to a version"
-            account = self._accounts[order.fragment] = Account.under(self._session.sync, newest)
+            account = self._accounts[order.fragment] = self._open_account(order.fragment, newest)
         self._change(order.fragment, account.reset(newest))
         if order.is_not_finite:
             for parameter in self._flat.parameters(order.fragment):
                 self._optimizer.state.pop(parameter, None)
+
+    def _open_account(
+        self, fragment: int, anchor: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> Account[torch.Tensor]:
+        """Buffers are rebased whatever the run's rule: what another one keeps back of them is soon out of date."""
+        if self._flat.fragments[fragment].is_buffers:
+            return Account(anchor, residual)
+        return Account.under(self._session.sync, anchor, residual)
 
     def _change(self, fragment: int, change: Change[torch.Tensor]) -> None:
         if isinstance(change, Add):
@@ -218,6 +227,11 @@ class Performer:
         books = self._session.checkpoint_books()
         opened = [one.open.id for one in books if one.open is not None and one.open.has_payload]
         accounts = self._accounts.items()
+        lives: dict[str, torch.Tensor] = {}
+        lags: dict[str, torch.Tensor] = {}
+        for fragment in self._accounts:
+            for kept, found in zip((lives, lags), self._flat.rounded(fragment), strict=True):
+                kept.update(found)
         return Checkpoint(
             learner=learner,
             run=run,
@@ -231,7 +245,9 @@ class Performer:
             anchors={fragment: account.anchor for fragment, account in accounts},
             residuals={fragment: one.residual for fragment, one in accounts if one.residual is not None},
             payloads={named: self.courier.payloads[named] for named in opened},
-            buffers=_copied(dict(self._buffers)),
+            lives=lives,
+            lags=lags,
+            buffers={name: one for name, slot in self._buffers.items() if (one := slot.saved()) is not None},
             optimizer_name=type(self._optimizer).__name__,
             optimizer_state=_copied(self._optimizer.state_dict()),
         )
@@ -248,13 +264,13 @@ class Performer:
                 f"worker trains with {name}: use the same inner optimizer, or another checkpoint folder"
             )
         self._optimizer.load_state_dict(checkpoint.optimizer_state)
-        for key, buffer in self._buffers.items():
-            if key in checkpoint.buffers:
-                buffer.copy_(checkpoint.buffers[key])
+        for buffer, values in checkpoint.buffers.items():
+            if buffer in self._buffers:
+                self._buffers[buffer].put(values)
         for fragment in self._session.versions:
             anchor, residual = checkpoint.anchors[fragment], checkpoint.residuals.get(fragment)
-            self._accounts[fragment] = Account.under(self._session.sync, anchor, residual)
-            self._flat.scatter(fragment, checkpoint.thetas[fragment])
+            self._accounts[fragment] = self._open_account(fragment, anchor, residual)
+            self._flat.restore(fragment, checkpoint.thetas[fragment], checkpoint.lives, checkpoint.lags)
 
 
 def _copied(tree: Any) -> Any:

@@ -83,7 +83,11 @@ class _Pending:
 
 
 class Session:
-    """The state machine; `restored`, `cursor` and `num_steps` come from a checkpoint, if there is one."""
+    """The state machine; `restored`, `cursor` and `num_steps` come from a checkpoint, if there is one.
+
+    With `has_buffers` there is one fragment more than the settings count, the last; it has no part in any mean, since
+    buffers that never change are never contributed.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Session:
         learner: str,
         incarnation: str,
         *,
+        has_buffers: bool = False,
         restored: Sequence[FragmentBooks] | None = None,
         cursor: Mapping[int, int] | None = None,
         num_steps: int = 0,
@@ -107,7 +112,7 @@ class Session:
         self._is_joined = False
         self._is_exact_drain = False
         self._num_drawn = 0
-        count = sync.num_fragments
+        count = sync.num_fragments + has_buffers
         if restored is None:
             clocks = [first_clock(fragment, count, sync.interval_steps) for fragment in range(count)]
             restored = [FragmentBooks(fragment, clock=clock) for fragment, clock in enumerate(clocks)]
@@ -130,7 +135,17 @@ class Session:
     @property
     def tokens_merged(self) -> float:
         """Tokens of all learners in the versions held: mean over fragments, since each fragment counts each token."""
-        return sum(books.tokens_total for books in self.books) / len(self.books)
+        return sum(books.tokens_total for books in self._trained) / len(self._trained)
+
+    @property
+    def rounds_committed(self) -> int:
+        """Outer steps in the versions held."""
+        return sum(books.base or 0 for books in self._trained)
+
+    @property
+    def _trained(self) -> Sequence[FragmentBooks]:
+        """Those of parameters."""
+        return self.books[: self.sync.num_fragments]
 
     @property
     def is_drained(self) -> bool:

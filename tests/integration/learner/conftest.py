@@ -52,7 +52,7 @@ BUDGET = Budget(tokens=100_000)
 class Toy:
     """A learner with the small model that it trains."""
 
-    def __init__(self, learner: Learner, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, learner: Learner, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.learner = learner
         self.model = model
         self.optimizer = optimizer
@@ -172,10 +172,12 @@ class World:
         return len(listing.pending)
 
     def make(self, name: str = "us-0", *, seed: int = 0, width: int = 8, **arguments: Any) -> Toy:
-        """A learner that may start the run `toy`; nothing is started."""
+        """A learner that may start the run `toy`, with a `model` that takes four numbers; nothing is started."""
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-        model = model.to(arguments.pop("dtype", torch.float32))
+        default = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+        model: nn.Module = arguments.pop("model", default)
+        if (dtype := arguments.pop("dtype", None)) is not None:
+            model.to(dtype)
         kind = arguments.pop("optimizer", torch.optim.AdamW)
         optimizer = kind(model.parameters(), lr=0.01)
         settings = {

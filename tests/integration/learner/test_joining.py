@@ -84,7 +84,15 @@ def test_a_stated_setting_that_is_not_the_runs_is_refused_by_name(world: Any) ->
     first.learner.close()
 
 
-def test_a_model_in_bfloat16_is_refused_before_anything_is_said(world: Any) -> None:
-    with pytest.raises(ManifestError, match="only float32"):
-        world.make(dtype=torch.bfloat16).learner.start()
+def test_a_model_of_another_type_is_refused_with_the_tensor_that_differs(world: Any) -> None:
+    first = world.make()
+    first.learner.start()
+    with pytest.raises(ManifestMismatchError, match=r"'0\.bias' has dtype bfloat16 in the own .* float32"):
+        world.make("us-1", dtype=torch.bfloat16).learner.start()
+    first.learner.close()
+
+
+def test_a_model_that_cannot_be_synchronised_is_refused_before_anything_is_said(world: Any) -> None:
+    with pytest.raises(ManifestError, match="no values yet"):
+        world.make(model=torch.nn.Linear(4, 1, device="meta")).learner.start()
     assert world.status().run == ""

@@ -42,6 +42,8 @@ def make_checkpoint(**changes: Any) -> Checkpoint:
         "anchors": {0: torch.tensor([2.0, 3.0]), 1: torch.zeros(3)},
         "residuals": {1: torch.tensor([0.5, -0.5, 0.0])},
         "payloads": {OPEN: b"\x00payload\xff"},
+        "lives": {"scale": torch.tensor(1.5, dtype=torch.bfloat16)},
+        "lags": {"scale": torch.tensor(-1e-3)},
         "buffers": {"norm.running_mean": torch.ones(2), "norm.num_batches_tracked": torch.tensor(7)},
         "optimizer_name": "AdamW",
         "optimizer_state": {

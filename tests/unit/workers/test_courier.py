@@ -46,7 +46,8 @@ from isles.proto.messages import (
 from isles.proto.transport.memory import MemoryBroker
 from isles.workers.account import Account
 from isles.workers.courier import Courier, Encode, Forget, RequestShards, SayGoodbye, Want
-from isles.workers.flat import FlatModel, describe
+from isles.workers.description import describe
+from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival, Mailbox
 from isles.workers.orders import Cued, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
 from isles.workers.parameters import parameters_digest

@@ -48,8 +48,8 @@ from isles.proto.messages import (
     unpack,
 )
 from isles.proto.transport.interface import Arrival, Bytes
+from isles.workers.description import describe
 from isles.workers.evaluator import Evaluator
-from isles.workers.flat import describe
 from isles.workers.parameters import GlobalParameters, ParameterFetcher, parameters_digest
 from isles.workers.settings import EvaluatorSettings
 
@@ -309,7 +309,7 @@ def test_tensors_have_the_models_names_with_ties_under_each_of_theirs(broker: Re
 
 def test_parameters_are_not_loaded_into_another_model(broker: ReadingBroker) -> None:
     held = fetcher(broker).newest()
-    with pytest.raises(ManifestMismatchError, match="no such parameter"):
+    with pytest.raises(ManifestMismatchError, match="no such tensor"):
         held.load_into(nn.Linear(3, 4))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from isles.proto.errors import ManifestError
 from isles.proto.manifest import Manifest
-from isles.workers.flat import FlatModel, describe
+from isles.workers.description import describe
+from isles.workers.flat import FlatModel
 
 
 class Odd(nn.Module):
@@ -36,17 +39,18 @@ def test_every_trainable_value_is_in_exactly_one_fragment_once() -> None:
     model = Odd()
     flat, manifest = make_flat(model)
     trainable = {id(one): one for one in model.parameters() if one.requires_grad}
-    assert sum(flat.num_values) == sum(one.numel() for one in trainable.values())
+    assert sum(flat.num_values[:2]) == sum(one.numel() for one in trainable.values())
+    assert flat.num_values[2:] == (3 + 3 + 1,)
     assert manifest.aliases == {"head.weight": "embedding.weight"}
     roles = {spec.name: spec.role for spec in manifest.tensors}
     assert roles["frozen"] == "frozen"
-    assert roles["norm.running_mean"] == roles["norm.num_batches_tracked"] == "buffer_skip"
+    assert (roles["norm.running_mean"], roles["norm.num_batches_tracked"]) == ("buffer_average", "buffer_maximum")
 
 
 def test_gathered_values_are_the_flattened_tensors_in_manifest_order() -> None:
     model = Odd()
     flat, manifest = make_flat(model)
-    named = dict(model.named_parameters())
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for fragment in manifest.fragments:
         expected = torch.cat([named[name].detach().reshape(-1) for name in fragment.tensor_names])
         assert torch.equal(flat.gather(fragment.fragment_id), expected)
@@ -77,43 +81,138 @@ def test_tensors_are_bounded_in_the_vector_as_the_manifest_says() -> None:
     assert flat.bounds(1) == [(one.start, one.stop) for one in manifest.slices(1)]
 
 
-def test_two_parameters_of_one_storage_have_one_owner() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
-    model["b"].weight = nn.Parameter(model["a"].weight.data)
-    tensors = describe(model)
-    assert tensors.aliases == {"b.weight": "a.weight"}
-    assert list(tensors.parameters) == ["a.weight"]
+NARROW = [torch.bfloat16, torch.float16]
+"""Types that hold less than float32."""
 
 
-def test_a_tie_of_a_frozen_and_a_trainable_parameter_is_refused_by_name() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
-    model["b"].weight = nn.Parameter(model["a"].weight.data)
-    model["a"].weight.requires_grad_(False)
-    with pytest.raises(ManifestError, match=r"'b\.weight' and 'a\.weight' share .* only one"):
-        describe(model)
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32, torch.float64])
+def test_what_is_scattered_and_added_is_gathered_to_the_last_bit(dtype: torch.dtype) -> None:
+    model = nn.Linear(8, 8, bias=False).to(dtype)
+    flat, _ = make_flat(model, 1)
+    values, increment = torch.randn(64), 1e-3 * torch.randn(64)
+    flat.scatter(0, values)
+    assert torch.equal(flat.gather(0), values)
+    flat.add(0, increment)
+    assert torch.equal(flat.gather(0), values + increment) or dtype == torch.float64
+    assert torch.allclose(flat.gather(0), values + increment, rtol=0, atol=1e-7)
+    assert torch.equal(model.weight.flatten(), (values + increment).to(dtype)) or dtype == torch.float64
 
 
-def test_parameters_that_overlap_are_refused_by_name() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 2, bias=False)})
-    model["b"].weight = nn.Parameter(model["a"].weight.data[1:])
-    with pytest.raises(ManifestError, match=r"'a\.weight' and 'b\.weight' overlap"):
-        describe(model)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_many_tiny_updates_of_a_narrow_type_add_up(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4, bias=False).to(dtype)
+    flat, _ = make_flat(model, 1)
+    flat.scatter(0, torch.ones(16))
+    tiny = torch.full((16,), 2.0**-14)
+    assert torch.equal((torch.ones(16, dtype=dtype) + tiny.to(dtype)).float(), torch.ones(16)), "the type loses it"
+    for _ in range(2**14):
+        flat.add(0, tiny)
+    assert torch.equal(flat.gather(0), torch.full((16,), 2.0))
+    assert torch.equal(model.weight.detach().float(), torch.full((4, 4), 2.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_model_in_another_type_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
-    with pytest.raises(ManifestError, match=r"only float32 .*\.autocast, or freeze"):
-        describe(nn.Linear(2, 2).to(dtype))
+@pytest.mark.parametrize("dtype", NARROW)
+def test_steps_of_the_inner_optimizer_and_updates_do_not_disturb_each_other(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4, bias=False).to(dtype)
+    flat, _ = make_flat(model, 1)
+    flat.scatter(0, torch.ones(16) + 2.0**-13)
+    with torch.no_grad():
+        model.weight += 0.5
+    assert torch.equal(flat.gather(0), torch.full((16,), 1.5 + 2.0**-13))
+    flat.add(0, torch.full((16,), -0.5))
+    assert torch.equal(flat.gather(0), torch.ones(16) + 2.0**-13)
 
 
-def test_a_frozen_parameter_may_have_any_type() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16).requires_grad_(False))
-    assert {spec.dtype for spec in describe(model).specs} == {"float32", "bfloat16"}
+def test_a_value_beyond_the_range_of_a_narrow_type_stays_whole_in_its_master() -> None:
+    model = nn.Linear(1, 2, bias=False).to(torch.float16)
+    flat, _ = make_flat(model, 1)
+    flat.scatter(0, torch.tensor([1e6, -1e6]))
+    assert model.weight.flatten().tolist() == [65504.0, -65504.0]
+    assert flat.gather(0).tolist() == [1e6, -1e6]
+    assert flat.is_finite(0)
+    flat.scatter(0, torch.tensor([math.nan, 0.0]))
+    assert not flat.is_finite(0)
 
 
-def test_a_model_without_values_is_refused() -> None:
-    with pytest.raises(ManifestError, match="no values yet"):
-        describe(nn.Linear(2, 2, device="meta"))
+class Counting(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.int64) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("count", torch.tensor(0, dtype=dtype))
+
+    count: torch.Tensor
+
+
+def test_a_counter_is_rounded_and_the_fraction_is_not_lost() -> None:
+    model = Counting()
+    flat, _ = make_flat(model, 1)
+    for _ in range(8):
+        flat.add(1, torch.tensor([0.25]))
+    assert model.count == torch.tensor(2)
+    flat.add(1, torch.tensor([0.25]))
+    assert (model.count.item(), flat.gather(1).tolist()) == (2, [2.25])
+
+
+def test_a_counter_beyond_what_a_single_counts_is_right_to_seven_digits() -> None:
+    model = Counting()
+    model.count.fill_(2**24 + 1)
+    flat, _ = make_flat(model, 1)
+    assert flat.gather(1).tolist() == [2.0**24]
+    flat.add(1, torch.tensor([0.0]))
+    assert model.count.item() == 2**24
+    flat.scatter(1, torch.tensor([1e30]))
+    assert model.count.item() == 2**53
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_a_counter_stops_at_the_end_of_its_type(dtype: torch.dtype) -> None:
+    model = Counting(dtype)
+    flat, _ = make_flat(model, 1)
+    flat.scatter(1, torch.tensor([1e12]))
+    assert model.count.item() == torch.iinfo(dtype).max or dtype == torch.int32
+    assert model.count.item() > 0
+    assert flat.gather(1).tolist() == [torch.tensor(1e12).item()]
+
+
+def test_a_buffer_that_its_module_replaces_is_the_new_one() -> None:
+    model = Counting()
+    flat, _ = make_flat(model, 1)
+    model.count = torch.tensor(7)
+    assert flat.gather(1).tolist() == [7.0]
+    flat.scatter(1, torch.tensor([9.0]))
+    assert model.count.item() == 9
+    model.count = torch.tensor([1, 2])
+    with pytest.raises(ManifestError, match=r"buffer 'count' was torch.int64 of shape \(\) .* persistent=False"):
+        flat.gather(1)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32, torch.float64])
+def test_a_fragment_is_restored_to_the_last_bit(dtype: torch.dtype) -> None:
+    first, second = (nn.Linear(4, 4, bias=False).to(dtype) for _ in range(2))
+    flat, _ = make_flat(first, 1)
+    flat.scatter(0, torch.randn(16))
+    with torch.no_grad():
+        first.weight += torch.randn(4, 4, dtype=torch.float64) / 64
+    lives, lags = flat.rounded(0)
+    assert bool(lives) == (dtype != torch.float32)
+    assert bool(lags) == (dtype in NARROW)
+    other, _ = make_flat(second, 1)
+    other.scatter(0, torch.randn(16))
+    other.restore(0, flat.gather(0), lives, lags)
+    assert torch.equal(first.weight, second.weight)
+    for one in (flat, other):
+        one.add(0, torch.full((16,), 1e-4))
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(flat.gather(0), other.gather(0))
+
+
+def test_a_float32_model_has_no_lag_and_its_values_are_copied_once() -> None:
+    model = nn.Linear(4, 4)
+    flat, _ = make_flat(model)
+    for fragment in (0, 1):
+        flat.scatter(fragment, torch.ones(flat.num_values[fragment]))
+        flat.add(fragment, torch.ones(flat.num_values[fragment]))
+        assert flat.rounded(fragment) == ({}, {})
 
 
 def test_a_fragment_with_nan_or_infinity_is_found() -> None:
