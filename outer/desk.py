@@ -1,31 +1,34 @@
 """One fragment's shell: performs what its rounds order, and tells them what came of it.
 
-It owns no socket and no thread; its maker lends it ways to ask, to fetch and to work, each of which calls back on the
-same thread. Everything here is a cache of the store: payloads that passed the screen, and the state of the head.
+It owns no socket and no thread. Everything here is a cache of the store: payloads that passed the screen, and the state
+of the head. Rounds go by the books alone; that state is recovered meanwhile where it is not at hand.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from isles.outer import orders
-from isles.outer.optimizer import Vector
+from isles.outer.checkpointer import Checkpointer
+from isles.outer.keeper import Keeper
+from isles.outer.merging import Failure, Merging
 from isles.outer.orders import Plan
-from isles.outer.rounds import Rounds, State
-from isles.outer.screen import screen_books, screen_payload
-from isles.outer.workshop import STATE_CODEC, Failure, Payload, Product, produce, state_blobs
-from isles.proto.agreement import Budget, SyncSettings
+from isles.outer.rounds import RETRY_SECONDS, Rounds, State
+from isles.outer.screen import REASON_CHARACTERS_MAX, screen_books, screen_payload
+from isles.outer.services import Payload, Services, Stock, Unavailable
+from isles.outer.settings import OuterSettings
+from isles.outer.turns import Leave
+from isles.outer.workshop import STATE_CODEC, Held, Product
+from isles.proto.agreement import RunRecord
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
-    BlobRef,
     Commit,
     Committed,
     Contribution,
@@ -37,45 +40,23 @@ from isles.proto.messages import (
     Settle,
     Settled,
     Stale,
-    Stored,
-    Upload,
+    VersionInfo,
 )
 
-_Result = TypeVar("_Result")
-
 FAILURES_MAX: Final = 10
-"""Merges of one fragment that fail one after the other, for want of blobs, before the outer gives up: with a second
-between them a broker has had time to come back."""
+"""Merges and recoveries of one fragment that fail one after the other, for want of blobs, before the outer gives up:
+with a second between them a broker has had time to come back."""
+
+STATE_BYTES_PER_VALUE: Final = 12
+"""Parameters, momentum and remainder, in single precision."""
 
 
-class Services(Protocol):
-    """What a desk is lent."""
+@dataclass(frozen=True)
+class _Made:
+    """A state, and the bytes of payloads that went into its version."""
 
-    def now(self) -> float:
-        """Seconds, monotonic."""
-
-    def draw_token(self) -> str:
-        """A random name that nobody else draws."""
-
-    def ask(self, message: Message, then: Callable[[Message], None], payload: bytes | None = None) -> None:
-        """Asks the broker until answered."""
-
-    def fetch(self, blob: BlobRef, then: Callable[[Payload | None, str], None], *, bytes_max: int) -> None:
-        """Brings a blob, or None and the reason."""
-
-    def work(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Does what takes long on the worker thread."""
-
-
-@dataclass
-class _Merge:
-    """A merge under way: what it still needs, then what is still being stored."""
-
-    plan: Plan
-    state: dict[str, Vector | Payload]
-    missing: set[str]
-    unstored: set[str]
-    blobs: orders.NewBlobs | None = None
+    held: Held
+    payload_bytes: int
 
 
 class Desk:
@@ -84,37 +65,63 @@ class Desk:
     def __init__(
         self,
         fragment: int,
-        sync: SyncSettings,
-        budget: Budget,
+        record: RunRecord,
         manifest: Manifest,
+        settings: OuterSettings,
         services: Services,
+        stock: Stock,
         logger: Logger,
-        *,
-        list_seconds: float,
     ) -> None:
-        self.rounds = Rounds(fragment, sync, budget, list_seconds=list_seconds)
+        self.rounds = Rounds(fragment, record.sync, record.budget, list_seconds=settings.list_seconds)
         self.timer_at: float | None = None
         self._fragment = fragment
-        self._sync = sync
+        self._sync, self._past = record.sync, record.past_sync
         self._slices = manifest.slices(fragment)
         self._num_values = manifest.fragments[fragment].num_values
+        self._payload_bytes_max = bound_bytes(STATE_CODEC, self._num_values)
+        """No codec makes longer payloads."""
         self._services = services
+        self._stock = stock
         self._logger = logger
         self._events: deque[orders.Event] = deque()
         self._is_handling = False
-        self._head_version = 0
-        self._payloads: dict[ContributionId, Payload] = {}
-        """Those that are being screened or have passed."""
+        self._is_stopping = False
+        self._listing: Listing | None = None
+        """The newest one of this lease."""
         self._wanted: set[ContributionId] = set()
         """Contributions whose payload or verdict is awaited, or may still be merged."""
-        self._vectors: dict[str, Vector] = {}
-        """Digest -> state that was last merged from, and what came of it: one of the two is the head's."""
-        self._merge: _Merge | None = None
+        self._plan: Plan | None = None
+        """What shall be merged as soon as the state of its head is at hand."""
+        self._merging: Merging | None = None
+        self._made: _Made | None = None
+        """The state of a version that was made and is not known to be committed."""
         self._num_failures = 0
+        self._recover_at = 0.0
+        """No recovery begins before this moment."""
+        self._keeper = Keeper(fragment, record, self._slices, services, stock, logger, self._take_recovered)
+        self._checkpointer = Checkpointer(
+            fragment,
+            services,
+            stock,
+            logger,
+            versions_max=settings.checkpoint_versions,
+            bytes_max=max(settings.checkpoint_bytes, STATE_BYTES_PER_VALUE * self._num_values),
+            head=lambda: self._keeper.held,
+            then=self._take_checkpointed,
+        )
 
     @property
     def is_busy(self) -> bool:
-        """Whether a merge or a commit is under way."""
+        """Whether a merge, a commit or a checkpoint is under way."""
+        return self._is_merging or self._checkpointer.is_busy
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was told to stop and begins no more rounds."""
+        return self._is_stopping and not self._is_merging
+
+    @property
+    def _is_merging(self) -> bool:
         return self.rounds.state in (State.MERGING, State.COMMITTING)
 
     def handle(self, event: orders.Event) -> None:
@@ -125,12 +132,15 @@ class Desk:
         self._is_handling = True
         try:
             while self._events:
-                for instruction in self.rounds.handle(self._events.popleft(), self._services.now()):
-                    self._perform(instruction)
-            if self.rounds.is_standing_by:
-                self._merge = None
+                self._take(self._events.popleft())
         finally:
             self._is_handling = False
+        self._wind_down()
+
+    def stop(self) -> None:
+        """Begins no more rounds, finishes what is under way, and leaves a checkpoint behind; then it is not busy."""
+        self._is_stopping = True
+        self._wind_down()
 
     def tick(self) -> None:
         """Fires the timer when it is time."""
@@ -138,23 +148,49 @@ class Desk:
             self.timer_at = None
             self.handle(orders.TimerFired())
 
+    def _take(self, event: orders.Event) -> None:
+        is_new_lease = isinstance(event, orders.LeaseGranted) and event.epoch != self.rounds.epoch
+        if is_new_lease or isinstance(event, orders.LeaseLost | Fenced):
+            self._let_go()
+        for instruction in self.rounds.handle(event, self._services.now()):
+            self._perform(instruction)
+
+    def _let_go(self) -> None:
+        """The lease is gone: what was going on is of no use, and the store knows better what is true."""
+        self._drop_merge()
+        self._keeper.cancel()
+        self._checkpointer.drop()
+        self._listing = None
+
+    def _wind_down(self) -> None:
+        """Once told to stop, goes as far as it can be gone now."""
+        if not self._is_stopping or self._is_merging or self.rounds.is_standing_by:
+            return
+        epoch = self.rounds.epoch
+        for instruction in self.rounds.handle(orders.LeaseLost(), self._services.now()):
+            self._perform(instruction)
+        self._keeper.cancel()
+        if self._checkpointer.is_behind:
+            self._checkpointer.begin(epoch)
+
     def _perform(self, instruction: orders.Instruction) -> None:
         match instruction:
             case orders.List():
-                self._services.ask(List(fragment=self._fragment), self._take_listing)
+                self._services.ask(List(fragment=self._fragment), partial(self._take_listing, self.rounds.epoch))
             case orders.FetchPayloads():
                 self._wanted.update(contribution.id for contribution in instruction.contributions)
                 for contribution in instruction.contributions:
-                    self._fetch_payload(contribution)
+                    self._screen(contribution)
             case orders.ForgetPayloads():
                 self._wanted.difference_update(instruction.ids)
                 for contribution_id in instruction.ids:
-                    self._payloads.pop(contribution_id, None)
+                    self._stock.payloads.drop(contribution_id)
             case orders.Settle():
                 message = Settle(fragment=self._fragment, epoch=instruction.epoch, rejections=instruction.rejections)
                 self._services.ask(message, partial(self._take_answer, "settle", instruction.epoch))
             case orders.Merge():
-                self._begin_merge(instruction.plan)
+                self._plan = instruction.plan
+                self._go_on()
             case orders.Commit():
                 self._commit(instruction.plan, instruction.blobs)
             case orders.SetTimer():
@@ -164,129 +200,147 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------- broker's answers
 
-    def _take_listing(self, reply: Message) -> None:
-        if isinstance(reply, Listing):
-            self._head_version = reply.head.version
-            self.handle(orders.Listed(reply))
-        else:
-            self._take_answer("list", self.rounds.epoch, reply)
+    def _take_listing(self, epoch: int, reply: Message) -> None:
+        if not isinstance(reply, Listing):
+            self._take_answer("list", epoch, reply)
+            return
+        if not self.rounds.is_standing_by:
+            self._listing = reply
+            self._checkpointer.learn(_checkpoint_of(reply).version)
+            if self._merging is None and self._made is None and self._services.now() >= self._recover_at:
+                self._keeper.bring(reply.head, _checkpoint_of(reply))
+        self.handle(orders.Listed(reply))
 
     def _take_answer(self, ask: Any, epoch: int, reply: Message) -> None:
         """An answer that was meant for an older lease says nothing about this one."""
         if epoch != self.rounds.epoch:
             return
         match reply:
-            case Settled() | Committed() | Stale() | Fenced():
-                if isinstance(reply, Committed):
-                    self._num_failures = 0
+            case Committed():
+                self._take_committed(reply)
+            case Settled() | Fenced():
+                self.handle(reply)
+            case Stale():
+                self._drop_made()
                 self.handle(reply)
             case _:
                 text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
                 code = reply.code if isinstance(reply, Error) else "bad-message"
                 self._logger.warning("message.refused", code=code, text=text, fragment=self._fragment, ask=ask)
+                if ask == "commit":
+                    self._drop_made()
                 self.handle(orders.AskFailed(ask, text))
 
     # -------------------------------------------------------------------------------------------------------- screening
 
-    def _fetch_payload(self, contribution: Contribution) -> None:
-        reason = screen_books(contribution, head_version=self._head_version, slices=self._slices, sync=self._sync)
+    def _screen(self, contribution: Contribution) -> None:
+        head_version = 0 if self._listing is None else self._listing.head.version
+        reason = screen_books(
+            contribution, head_version=head_version, slices=self._slices, sync=self._sync, past=self._past
+        )
         if reason:
             self.handle(orders.PayloadScreened(contribution.id, reason))
-            return
-        bytes_max = bound_bytes(self._sync.codec_up, self._num_values)
-        self._services.fetch(contribution.blob, partial(self._take_payload, contribution), bytes_max=bytes_max)
+        else:
+            self._stock.screenings.join(partial(self._fetch_payload, contribution), contribution.blob.size_bytes)
 
-    def _take_payload(self, contribution: Contribution, payload: Payload | None, text: str) -> None:
+    def _fetch_payload(self, contribution: Contribution, leave: Leave) -> None:
         if contribution.id not in self._wanted:
+            leave()
             return
-        if payload is None:
-            self._logger.warning(
-                "blob.unavailable", digest=contribution.blob.digest, text=text, fragment=self._fragment
-            )
-            reason = f"learner {contribution.id.learner}, fragment {self._fragment}: its payload cannot be had: {text}"
-            self.handle(orders.PayloadScreened(contribution.id, reason[:2000]))
-            return
-        self._payloads[contribution.id] = payload
-        call = partial(screen_payload, contribution, payload, slices=self._slices, sync=self._sync)
-        self._services.work(call, partial(self._take_verdict, contribution.id))
+        then = partial(self._take_payload, contribution, leave)
+        self._services.fetch(contribution.blob, then, bytes_max=self._payload_bytes_max)
 
-    def _take_verdict(self, contribution_id: ContributionId, reason: str) -> None:
-        if reason:
-            self._payloads.pop(contribution_id, None)
+    def _take_payload(self, contribution: Contribution, leave: Leave, payload: Payload | Unavailable) -> None:
+        if contribution.id not in self._wanted:
+            leave()
+            return
+        if isinstance(payload, Unavailable):
+            leave()
+            self._take_unavailable(contribution, payload)
+            return
+        call = partial(screen_payload, contribution, payload, slices=self._slices, sync=self._sync, past=self._past)
+        self._services.work(call, partial(self._take_verdict, contribution.id, payload, leave))
+
+    def _take_unavailable(self, contribution: Contribution, why: Unavailable) -> None:
+        """What is gone is rejected; what was only put off is asked for again when the rows are looked at next."""
+        self._logger.warning(
+            "blob.unavailable", digest=contribution.blob.digest, text=why.text, fragment=self._fragment
+        )
+        if not why.is_lost:
+            self.handle(orders.ScreenPutOff(contribution.id))
+            return
+        learner = contribution.id.learner
+        reason = f"learner {learner}, fragment {self._fragment}: its payload cannot be had: {why.text}"
+        self.handle(orders.PayloadScreened(contribution.id, reason[:REASON_CHARACTERS_MAX]))
+
+    def _take_verdict(self, contribution_id: ContributionId, payload: Payload, leave: Leave, reason: str) -> None:
+        if not reason and contribution_id in self._wanted:
+            self._stock.payloads.put(contribution_id, payload)
+        leave()
         self.handle(orders.PayloadScreened(contribution_id, reason))
+
+    # -------------------------------------------------------------------------------------------- the state of the head
+
+    def _take_recovered(self, reason: str, payload_bytes: dict[int, int]) -> None:
+        self._checkpointer.count(payload_bytes)
+        if reason:
+            self._recover_at = self._services.now() + RETRY_SECONDS
+            self._logger.error("recovery.failed", fragment=self._fragment, reason=reason)
+            self._count_failure(reason)
+        self._go_on(reason)
+        self._consider_checkpoint()
+
+    def _go_on(self, reason: str = "") -> None:
+        """Merges what was planned, once the state of its head is at hand; `reason` says why it could not be had."""
+        plan = self._plan
+        if plan is None or self._keeper.is_bringing:
+            return
+        if self._keeper.has(plan.head):
+            self._plan = None
+            self._merge(plan)
+        elif reason:
+            self._plan = None
+            text = f"the state of version {plan.head.version} cannot be had: {reason}"
+            self.handle(orders.MergeFailed(plan, text))
+        else:
+            assert self._listing is not None, "a plan is made from a listing"
+            self._keeper.bring(plan.head, _checkpoint_of(self._listing))
+
+    def _take_checkpointed(self) -> None:
+        """Rounds went on meanwhile; the last state of this process shall be in the store, too."""
+        if self._is_stopping and self._checkpointer.is_behind:
+            self._checkpointer.begin(self.rounds.epoch)
+
+    def _consider_checkpoint(self) -> None:
+        if self._checkpointer.is_due and not self.rounds.is_standing_by:
+            self._checkpointer.begin(self.rounds.epoch)
 
     # ---------------------------------------------------------------------------------------------------------- merging
 
-    def _begin_merge(self, plan: Plan) -> None:
-        blobs = state_blobs(plan.head)
-        known: dict[str, Vector | Payload] = {
-            blob.digest: self._vectors[blob.digest] for blob in blobs if blob.digest in self._vectors
-        }
-        self._vectors = {digest: vector for digest, vector in self._vectors.items() if digest in known}
-        self._merge = _Merge(plan, known, {blob.digest for blob in blobs} - known.keys(), set())
-        for blob in blobs:
-            if blob.digest not in known:
-                bytes_max = bound_bytes(STATE_CODEC, self._num_values)
-                self._services.fetch(blob, partial(self._take_state, self._merge, blob), bytes_max=bytes_max)
-        if not self._merge.missing:
-            self._produce(self._merge)
+    def _merge(self, plan: Plan) -> None:
+        assert self._keeper.held is not None
+        self._merging = Merging(
+            plan,
+            self._keeper.held,
+            self._sync,
+            self._slices,
+            self._services,
+            self._stock,
+            bytes_max=self._payload_bytes_max,
+            then=partial(self._take_merged, plan),
+        )
+        self._merging.begin()
 
-    def _take_state(self, merge: _Merge, blob: BlobRef, payload: Payload | None, text: str) -> None:
-        if merge is not self._merge or blob.digest not in merge.missing:
+    def _take_merged(self, plan: Plan, made: Product | Failure) -> None:
+        self._merging = None
+        if isinstance(made, Failure):
+            if not made.rejections:
+                self._count_failure(made.reason)
+            self.handle(orders.MergeFailed(plan, made.reason, made.rejections))
             return
-        if payload is None:
-            self._logger.error("blob.unavailable", digest=blob.digest, text=text, fragment=self._fragment)
-            self._fail(merge, Failure(f"the state of version {merge.plan.head.version} cannot be had: {text}"))
-            return
-        merge.missing.remove(blob.digest)
-        merge.state[blob.digest] = payload
-        if not merge.missing:
-            self._produce(merge)
-
-    def _produce(self, merge: _Merge) -> None:
-        payloads = [self._payloads[contribution.id] for contribution in merge.plan.contributions]
-        call = partial(produce, merge.plan, merge.state, payloads, self._sync, self._slices)
-        self._services.work(call, partial(self._take_product, merge))
-
-    def _take_product(self, merge: _Merge, product: Product | Failure) -> None:
-        if merge is not self._merge:
-            return
-        if isinstance(product, Failure):
-            self._fail(merge, product)
-            return
-        merge.blobs, merge.unstored = product.blobs, set(product.payloads)
-        self._vectors.update(product.vectors)
-        for digest, payload in product.payloads.items():
-            blob = BlobRef(digest=digest, size_bytes=len(payload))
-            self._services.ask(Upload(blob=blob), partial(self._take_stored, merge, digest), payload)
-
-    def _take_stored(self, merge: _Merge, digest: str, reply: Message) -> None:
-        if merge is not self._merge or merge.blobs is None:
-            return
-        if isinstance(reply, Error) and reply.code == "too-large":
-            raise RefusedError(
-                f"the broker does not take the new version of fragment {self._fragment}: {reply.text}; raise that "
-                "limit there, or split the model into more fragments"
-            )
-        if not isinstance(reply, Stored):
-            text = reply.text if isinstance(reply, Error) else type(reply).__name__
-            self._fail(merge, Failure(f"the broker did not store the new version: {text}"))
-            return
-        merge.unstored.discard(digest)
-        if not merge.unstored:
-            self._merge = None
-            self.handle(orders.Merged(merge.plan, merge.blobs))
-
-    def _fail(self, merge: _Merge, failure: Failure) -> None:
-        self._merge = None
-        if not failure.rejections:
-            self._num_failures += 1
-        if self._num_failures >= FAILURES_MAX:
-            raise RefusedError(
-                f"fragment {self._fragment} cannot be merged, {FAILURES_MAX} attempts failed: {failure.reason}; the "
-                "broker's log says what is wrong with its store"
-            )
-        self.handle(orders.MergeFailed(merge.plan, failure.reason, failure.rejections))
+        self._made = _Made(made.held, sum(contribution.blob.size_bytes for contribution in plan.contributions))
+        point = made.held.point
+        self.handle(orders.Merged(plan, orders.NewBlobs(point.parameters_sha256, point.optimizer_sha256, made.blob)))
 
     def _commit(self, plan: Plan, blobs: orders.NewBlobs) -> None:
         message = Commit(
@@ -295,10 +349,42 @@ class Desk:
             epoch=plan.epoch,
             base_version=plan.head.version,
             parameters_sha256=blobs.parameters_sha256,
+            optimizer_sha256=blobs.optimizer_sha256,
             update=blobs.update,
-            parameters=blobs.parameters,
-            momentum=blobs.momentum,
-            remainder=blobs.remainder,
             recipe=plan.recipe,
         )
         self._services.ask(message, partial(self._take_answer, "commit", plan.epoch))
+
+    def _take_committed(self, reply: Committed) -> None:
+        self._num_failures = 0
+        made, self._made = self._made, None
+        if made is not None:
+            self._keeper.keep(made.held)
+            self._checkpointer.count({made.held.point.version: made.payload_bytes})
+        self.handle(reply)
+        self._consider_checkpoint()
+
+    def _drop_merge(self) -> None:
+        self._plan = None
+        merging, self._merging = self._merging, None
+        if merging is not None:
+            merging.cancel()
+        self._drop_made()
+
+    def _drop_made(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            self._stock.states.drop(made.held.slot)
+
+    def _count_failure(self, reason: str) -> None:
+        self._num_failures += 1
+        if self._num_failures >= FAILURES_MAX:
+            raise RefusedError(
+                f"fragment {self._fragment} cannot be merged, {FAILURES_MAX} attempts failed: {reason}; the broker's "
+                "log says what is wrong with its store"
+            )
+
+
+def _checkpoint_of(listing: Listing) -> VersionInfo:
+    """The newest checkpoint; the head where the whole state of every version is stored."""
+    return listing.checkpoint or listing.head

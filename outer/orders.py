@@ -38,13 +38,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NewBlobs:
-    """A new version's bytes, stored at the broker and waiting for the commit that refers to them."""
+    """A new version: its update, stored at the broker and waiting for the commit, and the digests of its state."""
 
     parameters_sha256: str
+    optimizer_sha256: str
     update: BlobRef
-    parameters: BlobRef | None = None
-    momentum: BlobRef | None = None
-    remainder: BlobRef | None = None
 
 
 # -------------------------------------------------------------------------------------------------------------- events
@@ -88,6 +86,13 @@ class PayloadScreened:
 
 
 @dataclass(frozen=True, slots=True)
+class ScreenPutOff:
+    """One contribution could not be screened now; it is asked for again after the next look at the store."""
+
+    id: ContributionId
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """The answer to Merge: the numbers are done and stored."""
 
@@ -118,8 +123,8 @@ class TimerFired:
 
 
 Event = (
-    LeaseGranted | LeaseLost | Rejoined | Hinted | Listed | PayloadScreened | Merged | MergeFailed | AskFailed
-    | TimerFired | Committed | Stale | Fenced | Settled
+    LeaseGranted | LeaseLost | Rejoined | Hinted | Listed | PayloadScreened | ScreenPutOff | Merged
+    | MergeFailed | AskFailed | TimerFired | Committed | Stale | Fenced | Settled
 )  # fmt: skip
 """What a round is told; the last four are the broker's answers as they come."""
 
@@ -133,7 +138,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class FetchPayloads:
-    """Bring and screen these; a PayloadScreened is due for each."""
+    """Bring and screen these; a PayloadScreened or ScreenPutOff is due for each."""
 
     contributions: tuple[Contribution, ...]
 

@@ -16,6 +16,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from isles.outer import orders
+from isles.outer.payload_cache import PayloadCache
+from isles.outer.services import Stock, Unavailable
 from isles.outer.settings import OuterSettings
 from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed
 from isles.proto.clock import Clock, SystemClock
@@ -42,6 +44,10 @@ POLL_SECONDS: Final = 0.25
 FETCHES_MAX: Final = 16
 """Blobs that are fetched at the same time; well below what a broker permits one client."""
 
+RECORD_SECONDS_MIN: Final = 1.0
+"""First wait for the run's start before asking; doubles up to the setting. Just after joining a hint is most likely to
+be lost, since the events' socket may still be on its way."""
+
 LEASE_SHARE: Final = 1 / 3
 """A lease is renewed after this share of it, so that one lost message does not end it."""
 
@@ -60,7 +66,10 @@ class Outer:
         clock: Clock | None = None,
         worker: Executor | None = None,
     ) -> None:
-        """Starts nothing. The connection stays its maker's to close. Without `worker` one thread is made."""
+        """Starts nothing. The connection stays its maker's to close.
+
+        `worker` does all heavy work; without it there is one thread for rounds and one for checkpoints.
+        """
         self._settings = settings
         self._connection = connection
         self._logger = logger
@@ -68,12 +77,15 @@ class Outer:
         self._record: RunRecord | None = None
         self._desks: list[Desk] = []
         self._asked: dict[int, tuple[Message, Callable[[Message], None]]] = {}
-        self._fetching: dict[str, list[Callable[[Payload | None, str], None]]] = {}
+        self._stock: Stock | None = None
+        self._fetching: dict[str, list[Callable[[Payload | Unavailable], None]]] = {}
         self._fetch_queue: deque[tuple[BlobRef, int]] = deque()
         self._worker = worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="outer-worker")
+        self._aside = worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="outer-aside")
         self._results: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._started_at = 0.0
         self._hello_at = 0.0
+        self._hello_seconds = RECORD_SECONDS_MIN
         self._lease_at = 0.0
         self._lease_seconds = 0.0
         self._is_lost = False
@@ -96,7 +108,10 @@ class Outer:
                 self.turn()
             self._finish()
         finally:
-            self._worker.shutdown(wait=True, cancel_futures=True)
+            for executor in (self._worker, self._aside):
+                executor.shutdown(wait=True, cancel_futures=True)
+            if self._stock is not None:
+                self._stock.states.close()
 
     def start(self) -> None:
         """Knocks at the broker's door; `run` does it by itself."""
@@ -118,7 +133,9 @@ class Outer:
     def _finish(self) -> None:
         self._is_stopping = True
         deadline = self._clock.now() + self._settings.stop_seconds
-        while self._let_go() and self._clock.now() < deadline:
+        for desk in self._desks:
+            desk.stop()
+        while any(desk.is_busy for desk in self._desks) and self._clock.now() < deadline:
             self.turn()
         if self._connection.client.heard_at is None:
             return
@@ -128,13 +145,6 @@ class Outer:
         while not is_done and self._clock.now() < deadline:
             for news in self._connection.poll(POLL_SECONDS):
                 self._take(news)
-
-    def _let_go(self) -> bool:
-        """Gives up every fragment that is not being merged; whether one still is."""
-        for desk in self._desks:
-            if not desk.is_busy:
-                desk.handle(orders.LeaseLost())
-        return any(desk.is_busy for desk in self._desks)
 
     def _wait_seconds(self, longest: float) -> float:
         now = self._clock.now()
@@ -154,9 +164,9 @@ class Outer:
                 _, then = self._asked.pop(id(news.ask))
                 then(news.reply)
             case Fetched():
-                self._end_fetch(news.blob, news.data, "")
+                self._end_fetch(news.blob, news.data)
             case FetchFailed():
-                self._end_fetch(news.blob, None, news.text)
+                self._end_fetch(news.blob, Unavailable(news.code, news.text))
             case Hinted():
                 self._take_hint(news)
 
@@ -186,6 +196,7 @@ class Outer:
 
     def _open_desks(self, record: RunRecord) -> None:
         from isles.outer.desk import Desk  # loads numpy, which nobody needs before there is a run
+        from isles.outer.state_cache import StateCache
 
         manifest = Manifest.from_text(record.manifest)
         if manifest.digest != record.manifest_digest or len(manifest.fragments) != record.sync.num_fragments:
@@ -193,16 +204,11 @@ class Outer:
                 "the run's record contradicts its own manifest: the store was not written by this system"
             )
         self._record = record
+        settings = self._settings
+        states = StateCache(settings.state_cache_bytes, settings.scratch_dir)
+        self._stock = Stock(states, PayloadCache(settings.payload_cache_bytes))
         self._desks = [
-            Desk(
-                fragment,
-                record.sync,
-                record.budget,
-                manifest,
-                self,
-                self._logger,
-                list_seconds=self._settings.list_seconds,
-            )
+            Desk(fragment, record, manifest, settings, self, self._stock, self._logger)
             for fragment in range(len(manifest.fragments))
         ]
 
@@ -225,7 +231,8 @@ class Outer:
             self._logger.warning("broker.lost", address=settings.broker, silent_seconds=round(silent, 1))
         elif self._is_lost and silent <= settings.lost_seconds:
             self._say_joined(*self._joined)
-        if not self._desks and client.session and now - self._hello_at >= settings.record_seconds:
+        if not self._desks and client.session and now - self._hello_at >= self._hello_seconds:
+            self._hello_seconds = min(2 * self._hello_seconds, settings.record_seconds)
             self._say_hello()
 
     def _say_joined(self, run: str, broker_incarnation: str) -> None:
@@ -253,7 +260,7 @@ class Outer:
             if epoch is None:
                 lost.append(fragment)
                 desk.handle(orders.LeaseLost())
-            elif not self._is_stopping or desk.is_busy:
+            elif not desk.is_retired:
                 won += [fragment] if desk.rounds.is_standing_by else []
                 desk.handle(orders.LeaseGranted(epoch))
         if won:
@@ -278,8 +285,8 @@ class Outer:
         self._asked[id(message)] = (message, then)  # the message is kept, so that its id stays its own
         self._connection.ask(message, payload)
 
-    def fetch(self, blob: BlobRef, then: Callable[[Payload | None, str], None], *, bytes_max: int) -> None:
-        """Brings a blob of at most `bytes_max` bytes, then calls `then` with it, or with None and the reason."""
+    def fetch(self, blob: BlobRef, then: Callable[[Payload | Unavailable], None], *, bytes_max: int) -> None:
+        """Brings a blob of at most `bytes_max` bytes, then calls `then` with it, or with why it cannot be had."""
         waiting = self._fetching.setdefault(blob.digest, [])
         waiting.append(then)
         if len(waiting) == 1:
@@ -287,8 +294,15 @@ class Outer:
             self._start_fetches()
 
     def work(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Does what takes long on the worker thread, then calls `then` with its result on this one."""
-        future = self._worker.submit(call)
+        """Does what rounds wait for on the worker thread, then calls `then` with its result on this one."""
+        self._submit(self._worker, call, then)
+
+    def work_aside(self, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        """Does what no round waits for on another thread, then calls `then` with its result on this one."""
+        self._submit(self._aside, call, then)
+
+    def _submit(self, executor: Executor, call: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
+        future = executor.submit(call)
         future.add_done_callback(lambda done: self._return(done, then))
 
     def _return(self, done: Future[Any], then: Callable[[Any], None]) -> None:
@@ -303,11 +317,11 @@ class Outer:
             num_active += 1
             self._connection.fetch(blob, bytes_max=bytes_max)
 
-    def _end_fetch(self, blob: BlobRef, payload: Payload | None, text: str) -> None:
+    def _end_fetch(self, blob: BlobRef, payload: Payload | Unavailable) -> None:
         waiting = self._fetching.pop(blob.digest, [])
         self._start_fetches()
         for then in waiting:
-            then(payload, text)
+            then(payload)
 
 
 def serve(settings: OuterSettings, *, logger: Logger, should_stop: threading.Event) -> int:

@@ -38,12 +38,13 @@ from isles.outer.orders import (
     PayloadScreened,
     Plan,
     Rejoined,
+    ScreenPutOff,
     SetTimer,
     Settle,
     TimerFired,
 )
 from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners
-from isles.outer.schedule import fragment_progress, outer_rate
+from isles.outer.schedule import BUFFER_RATE, fragment_progress, outer_rate
 from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
@@ -81,11 +82,18 @@ class Rounds:
     """All rounds of one fragment, one after the other."""
 
     def __init__(
-        self, fragment: int, sync: SyncSettings, budget: Budget, *, list_seconds: float = LIST_SECONDS
+        self,
+        fragment: int,
+        sync: SyncSettings,
+        budget: Budget,
+        *,
+        is_buffers: bool = False,
+        list_seconds: float = LIST_SECONDS,
     ) -> None:
         self.fragment = fragment
         self.sync = sync
         self.budget = budget
+        self.is_buffers = is_buffers
         self.state = State.STANDBY
         self.epoch = 0
         self._list_seconds = list_seconds
@@ -161,6 +169,8 @@ class Rounds:
                 if event.id in self._screening:
                     self._screening.remove(event.id)
                     self._verdicts[event.id] = event.reason
+            case ScreenPutOff():
+                self._screening.discard(event.id)
             case Merged():
                 return self._take_merged(event)
             case MergeFailed():
@@ -315,12 +325,14 @@ class Rounds:
     def _merge(self, live: frozenset[str], now: float) -> list[Instruction]:
         assert self._head is not None
         contributions = tuple(self._mergeable())
+        progress = fragment_progress(self._head, self.budget, self.sync.num_fragments)
         recipe = make_recipe(
             contributions,
             self._learners,
             self.sync,
             head_version=self._head.version,
-            learning_rate=outer_rate(self.sync, fragment_progress(self._head, self.budget, self.sync.num_fragments)),
+            learning_rate=BUFFER_RATE if self.is_buffers else outer_rate(self.sync, progress),
+            is_buffers=self.is_buffers,
             averages=self._averages,
             grace_seconds=self._grace_seconds,
             waited_seconds=now - self._opened_at,

@@ -36,7 +36,9 @@ class OuterSettings(BaseModel):
         default=2.0, description="longest time between two looks at a fragment's contributions, in seconds"
     )
     record_seconds: Positive = Field(
-        default=5.0, description="time between two questions whether the run has been started, in seconds"
+        default=30.0,
+        description="longest time between two questions whether the run has been started, in seconds; the broker "
+        "announces it as well, so they matter only when that is lost",
     )
     join_timeout_seconds: Positive = Field(
         default=120.0, description="seconds to wait for the broker at the beginning before giving up"
@@ -45,7 +47,30 @@ class OuterSettings(BaseModel):
         default=10.0, description="a broker that is silent for this long, in seconds, is reported as lost"
     )
     stop_seconds: Positive = Field(
-        default=10.0, description="seconds that merges under way may take once it was told to stop"
+        default=10.0, description="seconds that merges and checkpoints under way may take once it was told to stop"
+    )
+    checkpoint_versions: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=16,
+        description="versions of a fragment after which its whole state is stored again; until then a new outer "
+        "computes them anew, and the store keeps the payloads that they were made from",
+    )
+    checkpoint_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=1 << 30,
+        description="bytes of payloads of a fragment after which its whole state is stored again, where that is sooner "
+        "than checkpoint_versions; never before they are as many as the state itself has",
+    )
+    state_cache_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=4 << 30,
+        description="memory for the states of all fragments, 12 bytes a parameter; those beyond it are kept on disk",
+    )
+    payload_cache_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=512 << 20,
+        description="memory for contributions that wait for their merge; those beyond it are fetched a second time",
+    )
+    scratch_dir: Annotated[str, Field(max_length=4096)] = Field(
+        default="",
+        description="folder for the states that are not kept in memory; empty = the system's one for temporary files, "
+        "which should not be in memory itself",
     )
 
     @field_validator("id", "run")

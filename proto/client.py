@@ -26,6 +26,7 @@ from isles.proto.messages import (
     Chunk,
     Credit,
     Error,
+    ErrorCode,
     Fenced,
     Grant,
     Hello,
@@ -86,6 +87,9 @@ class FetchFailed:
 
     blob: BlobRef
     text: str
+    code: ErrorCode = "damaged"
+    """That of the broker's answer; `damaged` also if it kept arriving damaged, `too-large` if it is over the asker's
+    bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class Client:
             text = (
                 f"blob {blob.digest[:12]} is announced with {blob.size_bytes} bytes; at most {bytes_max} can be right"
             )
-            return [FetchFailed(blob, text)]
+            return [FetchFailed(blob, text, "too-large")]
         if any(download.blob.digest == blob.digest for download in self._downloads.values()):
             return []
         download = Download(blob, self._draw_request(), self.limits.credit_chunks, now + STALL_SECONDS)
@@ -221,6 +225,9 @@ class Client:
                 return self._take_hello_error(message)
             case Fenced() if message.request == self._hello_request and self._hello_deadline is not None:
                 return self._refuse_fenced()
+            case RetryAfter() if message.request in self._downloads:
+                self._downloads[message.request].deadline = now + message.seconds
+                return []
             case Error() if message.request in self._downloads:
                 return self._take_fetch_error(message)
         asked = self._asked.get(message.request)
@@ -346,4 +353,4 @@ class Client:
 
     def _take_fetch_error(self, error: Error) -> list[Instruction]:
         download = self._downloads.pop(error.request)
-        return [FetchFailed(download.blob, error.text)]
+        return [FetchFailed(download.blob, error.text, error.code)]

@@ -40,6 +40,9 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "blob.corrupt": ("digest", "text"),
     # outer
     "outer.standing_by": ("fragments",),
+    "state.recovered": ("fragment", "version", "checkpoint", "num_versions", "seconds"),
+    "recovery.failed": ("fragment", "reason"),
+    "checkpoint.stored": ("fragment", "version", "bytes", "seconds"),
     "round.opened": ("fragment", "version", "learner"),
     "round.merged": ("fragment", "version", "participants", "live", "fraction", "waited_seconds", "grace_seconds"),
     "round.abandoned": ("fragment", "version", "reason"),
@@ -59,7 +62,8 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "learner.drained": ("learner", "steps", "tokens"),
     # evaluator
     "loss.evaluated": ("value", "versions", "tokens"),
-    # up
+    # up, change
+    "run.changed": ("settings_epoch", "changes"),
     "child.started": ("child", "pid"),
     "child.died": ("child", "code", "restart_seconds"),
     "child.killed": ("child",),

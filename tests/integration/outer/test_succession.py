@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from isles.outer.optimizer import FragmentState, make_version
 from isles.proto.clock import ManualClock
+from isles.proto.codec import decode, encode
 from isles.proto.errors import FencedError, RefusedError, UnreachableError
-from isles.proto.messages import AskStatus, Commit, Committed, List, Listing, Status
+from isles.proto.messages import AskStatus, BlobRef, Commit, Committed, List, Listing, Status
 
 
 def merged(learner: Any) -> bool:
@@ -49,16 +51,21 @@ def test_the_second_takes_over_within_the_lease(world: Any, learners: Any) -> No
 
 def test_a_second_one_continues_momentum_and_averages(world: Any, learners: Any) -> None:
     outer, _, _ = world.outer("first")
-    learners[0].contribute(world.delta(1))
+    payloads = [encode("fp32", world.delta(number)) for number in (1, 2)]
+    learners[0].contribute(payloads[0])
     world.until(lambda: merged(learners[0]))
     leave_out(world, outer)
     world.outer("second")
-    learners[0].contribute(world.delta(2))
+    learners[0].contribute(payloads[1])
     world.until(lambda: merged(learners[0]))
     _, before, after = learners[0].history()
-    assert after.momentum is not None
-    assert after.momentum != before.momentum
     assert after.epoch > before.epoch
+    state = FragmentState(world.first_parameters()[0])
+    for info, payload in zip((before, after), payloads, strict=True):
+        delta = decode(payload, num_values=state.parameters.size)
+        made = make_version(state, [delta], info.recipe, world.record.sync, world.manifest.slices(0))
+        assert made.optimizer_sha256 == info.optimizer_sha256
+        state = made.state
     old, new = before.recipe.averages, after.recipe.averages
     assert min(old.quorum_seconds, new.quorum_seconds) > 0
 
@@ -131,23 +138,29 @@ def test_a_stale_commit_is_given_up_and_the_next_round_goes_on(world: Any, learn
 
 
 def commit_before(world: Any, learners: Any) -> None:
-    """Somebody with the newest epoch was quicker: commits what is pending, with the state of the version before."""
+    """Somebody with the newest epoch was quicker: commits what is pending."""
     other = world.outside("outer", "quicker", "cd" * 8)
-    listing = other.ask(List(fragment=0), Listing)
-    [row] = listing.pending
-    before = listing.head
-    ingredient = before.recipe.ingredients[0].model_copy(update={"id": row.id, "digest": row.blob.digest})
+    [row] = other.ask(List(fragment=0), Listing).pending
+    before = other.history()[-1]
+    changes = {"id": row.id, "digest": row.blob.digest, "size_bytes": row.blob.size_bytes}
+    ingredient = before.recipe.ingredients[0].model_copy(update=changes)
+    recipe = before.recipe.model_copy(update={"ingredients": (ingredient,)})
+    state = FragmentState(world.first_parameters()[0])
+    for one in (before.recipe, recipe):
+        [part] = one.ingredients
+        payload = other.fetch(BlobRef(digest=part.digest, size_bytes=part.size_bytes))
+        delta = decode(payload, num_values=state.parameters.size)
+        made = make_version(state, [delta], one, world.record.sync, world.manifest.slices(0))
+        state = made.state
     commit = Commit(
         commit_id="ef" * 8,
         fragment=0,
         epoch=before.epoch,
         base_version=before.version,
-        parameters_sha256=before.parameters_sha256,
-        update=before.update,
-        parameters=before.parameters,
-        momentum=before.momentum,
-        remainder=before.remainder,
-        recipe=before.recipe.model_copy(update={"ingredients": (ingredient,)}),
+        parameters_sha256=made.parameters_sha256,
+        optimizer_sha256=made.optimizer_sha256,
+        update=other.upload(made.update),
+        recipe=recipe,
     )
     other.ask(commit, Committed)
 

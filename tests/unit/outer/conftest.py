@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from isles.outer.payload_cache import PayloadCache
+from isles.outer.services import Payload, Stock, Unavailable
+from isles.outer.state_cache import StateCache
+from isles.proto.clock import ManualClock
 from isles.proto.ids import ContributionId
-from isles.proto.messages import BlobRef, Contribution, LearnerInfo, Listing, VersionInfo
+from isles.proto.messages import BlobRef, Contribution, LearnerInfo, Listing, Message, VersionInfo
 
 INCARNATION = "ab" * 8
 
@@ -74,3 +78,58 @@ def make_listing(make_head: Callable[..., VersionInfo]) -> Callable[..., Listing
         return Listing(head=make_head(version, **head_fields), pending=ordered, learners=tuple(learners))
 
     return make
+
+
+class FakeServices:
+    """Remembers what is asked and fetched until a test answers; works at once."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.asked: list[tuple[Message, Callable[[Message], None], bytes | None]] = []
+        self.fetched: list[tuple[BlobRef, Callable[[Payload | Unavailable], None]]] = []
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    def draw_token(self) -> str:
+        return "ab" * 8
+
+    def ask(self, message: Message, then: Callable[[Message], None], payload: bytes | None = None) -> None:
+        self.asked.append((message, then, payload))
+
+    def fetch(self, blob: BlobRef, then: Callable[[Payload | Unavailable], None], *, bytes_max: int) -> None:
+        self.fetched.append((blob, then))
+
+    def work(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        then(call())
+
+    work_aside = work
+
+    def answer(self, kind: type[Message], reply: Message) -> Any:
+        """Answers the oldest ask of a kind, which is returned."""
+        index = next(index for index, (message, _, _) in enumerate(self.asked) if isinstance(message, kind))
+        message, then, _ = self.asked.pop(index)
+        then(reply)
+        return message
+
+    def asks(self, kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for message, _, _ in self.asked)
+
+    def deliver(self, found: Payload | Unavailable, digest: str | None = None) -> None:
+        """Delivers the fetch of a blob, by default the oldest one."""
+        index = next(index for index, (blob, _) in enumerate(self.fetched) if digest in (None, blob.digest))
+        _, then = self.fetched.pop(index)
+        then(found)
+
+    def is_fetching(self, digest: str) -> bool:
+        return any(blob.digest == digest for blob, _ in self.fetched)
+
+
+@pytest.fixture
+def services() -> FakeServices:
+    return FakeServices()
+
+
+@pytest.fixture
+def stock() -> Stock:
+    return Stock(StateCache(1 << 20), PayloadCache(1 << 20))

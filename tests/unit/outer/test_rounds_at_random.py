@@ -25,7 +25,9 @@ from isles.proto.messages import (
 )
 
 NUM_LEARNERS = 4
-BLOBS = orders.NewBlobs(parameters_sha256="1" * 64, update=BlobRef(digest="2" * 64, size_bytes=10))
+BLOBS = orders.NewBlobs(
+    parameters_sha256="1" * 64, optimizer_sha256="3" * 64, update=BlobRef(digest="2" * 64, size_bytes=10)
+)
 
 
 @dataclass

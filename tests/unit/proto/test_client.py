@@ -308,7 +308,16 @@ def test_a_blob_the_broker_does_not_have_is_reported() -> None:
     blob = blob_of(b"abc")
     [fetch] = sent(client.fetch(blob, 0.0, bytes_max=10))
     news = client.handle(Error(request=fetch.request, code="not-found", text="gone"), 0.1)
-    assert news == [FetchFailed(blob, "gone")]
+    assert news == [FetchFailed(blob, "gone", "not-found")]
+
+
+def test_a_blob_that_is_put_off_is_asked_for_again_when_the_broker_says() -> None:
+    client = joined(make_client())
+    [fetch] = sent(client.fetch(blob_of(b"abc"), 0.0, bytes_max=10))
+    assert client.handle(RetryAfter(request=fetch.request, seconds=2.0, reason="busy"), 0.1) == []
+    assert client.tick(2.0) == []
+    [again] = sent(client.tick(2.1))
+    assert isinstance(again, Fetch)
 
 
 def test_hints_are_handed_on_and_strangers_ignored() -> None:

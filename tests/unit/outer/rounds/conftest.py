@@ -30,7 +30,7 @@ from isles.proto.messages import (
     Listing,
 )
 
-BLOBS = NewBlobs(parameters_sha256="1" * 64, update=BlobRef(digest="2" * 64, size_bytes=10))
+BLOBS = NewBlobs(parameters_sha256="1" * 64, optimizer_sha256="3" * 64, update=BlobRef(digest="2" * 64, size_bytes=10))
 LIST_SECONDS = 2.0
 GRACE_SECONDS = 0.5
 SYNC = SyncSettings(quorum=1, grace_min_seconds=GRACE_SECONDS, grace_max_seconds=GRACE_SECONDS)

@@ -1,0 +1,126 @@
+"""The payloads of a recipe on their way into an accumulator: in order, fetched a little ahead, few in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from isles.outer.merge import Accumulator
+from isles.outer.services import Payload, Services, Unavailable
+from isles.outer.workshop import add_payload
+from isles.proto.messages import BlobRef
+
+AHEAD_MAX: Final = 2
+"""Payloads that are fetched while an earlier one is decoded and added."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFailure:
+    """A payload that could not be added, and why."""
+
+    index: int
+    reason: str
+    is_lost: bool
+    """Whether it will never be had; otherwise a later attempt may succeed."""
+    is_unreadable: bool = False
+    """Whether it was had, and is no delta of this fragment."""
+
+
+class Feed:
+    """Adds all payloads of a recipe to an accumulator, then says the largest magnitude of each."""
+
+    def __init__(
+        self,
+        merge: Accumulator,
+        blobs: Sequence[BlobRef],
+        services: Services,
+        *,
+        num_values: int,
+        bytes_max: int,
+        find: Callable[[int], Payload | None],
+        then: Callable[[tuple[float, ...] | FeedFailure], None],
+    ) -> None:
+        """`blobs` are in the order of the ingredients; `find` gives the payload of an index if it is at hand.
+
+        `then` is called once, on the calling thread, unless `cancel` is called before.
+        """
+        self._merge = merge
+        self._blobs = blobs
+        self._services = services
+        self._num_values = num_values
+        self._bytes_max = bytes_max
+        self._find = find
+        self._then = then
+        self._ready: dict[int, Payload] = {}
+        self._peaks: list[float] = []
+        self._num_asked = 0
+        self._is_adding = False
+        self._is_over = False
+        self._is_advancing = False
+        self._has_news = False
+
+    def start(self) -> None:
+        """Begins to fetch and to add."""
+        self._advance()
+
+    def cancel(self) -> None:
+        """Nothing is called back any more."""
+        self._is_over = True
+        self._ready.clear()
+
+    def _advance(self) -> None:
+        """Orders whatever can be ordered; answers that come at once are taken by the same loop."""
+        self._has_news = True
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._has_news and not self._is_over:
+            self._has_news = False
+            self._fetch_ahead()
+            self._add_next()
+        self._is_advancing = False
+
+    def _fetch_ahead(self) -> None:
+        while self._num_asked < min(len(self._blobs), len(self._peaks) + 1 + AHEAD_MAX):
+            index = self._num_asked
+            self._num_asked += 1
+            payload = self._find(index)
+            if payload is not None:
+                self._ready[index] = payload
+            else:
+                self._services.fetch(self._blobs[index], partial(self._take, index), bytes_max=self._bytes_max)
+
+    def _take(self, index: int, payload: Payload | Unavailable) -> None:
+        if self._is_over:
+            return
+        if isinstance(payload, Unavailable):
+            self._fail(FeedFailure(index, f"its payload cannot be had: {payload.text}", payload.is_lost))
+            return
+        self._ready[index] = payload
+        self._advance()
+
+    def _add_next(self) -> None:
+        index = len(self._peaks)
+        if index == len(self._blobs):
+            self._is_over = True
+            self._then(tuple(self._peaks))
+        elif index in self._ready and not self._is_adding:
+            self._is_adding = True
+            call = partial(add_payload, self._merge, self._ready.pop(index), self._num_values)
+            self._services.work(call, self._take_added)
+
+    def _take_added(self, peak: float | str) -> None:
+        self._is_adding = False
+        if self._is_over:
+            return
+        if isinstance(peak, str):
+            self._fail(FeedFailure(len(self._peaks), peak, is_lost=True, is_unreadable=True))
+            return
+        self._peaks.append(peak)
+        self._advance()
+
+    def _fail(self, failure: FeedFailure) -> None:
+        self.cancel()
+        self._then(failure)

@@ -1,0 +1,167 @@
+"""One merge, from its plan to an update that is in the store: feeds the payloads, takes the step, uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from isles.outer.feed import Feed, FeedFailure
+from isles.outer.merge import start_merge
+from isles.outer.orders import Plan
+from isles.outer.screen import NOT_FINITE, REASON_CHARACTERS_MAX
+from isles.outer.services import Services, Stock
+from isles.outer.turns import Leave
+from isles.outer.workshop import Held, Product, produce
+from isles.proto.agreement import SyncSettings
+from isles.proto.errors import RefusedError
+from isles.proto.manifest import TensorSlice
+from isles.proto.messages import Error, Message, Rejection, Stored, Upload
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A merge that gave no version, and the contribution that spoiled it, if one did."""
+
+    reason: str
+    rejections: tuple[Rejection, ...] = ()
+
+
+class Merging:
+    """A merge under way. It waits for its turn first, as memory for an accumulator is limited."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        start: Held,
+        sync: SyncSettings,
+        slices: Sequence[TensorSlice],
+        services: Services,
+        stock: Stock,
+        *,
+        bytes_max: int,
+        then: Callable[[Product | Failure], None],
+    ) -> None:
+        """`start` is the state of the plan's head and stays its owner's. `then` is called once, on the calling thread,
+        unless `cancel` is called before; it then owns the product's slot.
+        """
+        self.plan = plan
+        self._start_state = start
+        self._sync = sync
+        self._slices = slices
+        self._services = services
+        self._stock = stock
+        self._bytes_max = bytes_max
+        self._then = then
+        self._feed: Feed | None = None
+        self._leave: Leave | None = None
+        self._product: Product | None = None
+        self._is_over = False
+        stock.states.share(start.slot)
+
+    def begin(self) -> None:
+        """Asks for its turn."""
+        self._stock.merges.join(self._start)
+
+    def cancel(self) -> None:
+        """Nothing is called back any more, and what was made is let go."""
+        if self._is_over:
+            return
+        self._end()
+        if self._product is not None:
+            self._stock.states.drop(self._product.held.slot)
+
+    def _start(self, leave: Leave) -> None:
+        if self._is_over:
+            leave()
+            return
+        self._leave = leave
+        contributions = self.plan.contributions
+        merge = start_merge(self.plan.recipe, self._slices, self._sync)
+        call = partial(
+            produce, merge, self._start_state, self.plan.recipe, self._sync, self._slices, self._stock.states
+        )
+        self._feed = Feed(
+            merge,
+            [contribution.blob for contribution in contributions],
+            self._services,
+            num_values=self._slices[-1].stop,
+            bytes_max=self._bytes_max,
+            find=lambda index: self._stock.payloads.get(contributions[index].id),
+            then=partial(self._take_fed, call),
+        )
+        self._feed.start()
+
+    def _take_fed(self, call: Callable[[], Product | str], fed: tuple[float, ...] | FeedFailure) -> None:
+        if isinstance(fed, FeedFailure):
+            rejections = (self._reject(fed.index, fed.reason),) if fed.is_lost else ()
+            self._fail(Failure(self._of(fed.index, fed.reason), rejections))
+            return
+        self._stock.states.share(self._start_state.slot)  # until the worker thread has read it
+        self._services.work(call, partial(self._take_product, fed))
+
+    def _take_product(self, peaks: tuple[float, ...], product: Product | str) -> None:
+        self._stock.states.drop(self._start_state.slot)
+        if self._is_over:
+            if isinstance(product, Product):
+                self._stock.states.drop(product.held.slot)
+            return
+        if isinstance(product, str):
+            self._fail(Failure(product, (self._blame(peaks, product),)))
+            return
+        self._product, self._feed = product, None
+        self._leave_turn()
+        self._services.ask(Upload(blob=product.blob), partial(self._take_stored, product), product.update)
+
+    def _take_stored(self, product: Product, reply: Message) -> None:
+        if self._is_over:
+            return
+        if isinstance(reply, Stored):
+            self._end()
+            self._then(product)
+            return
+        text = reply.text if isinstance(reply, Error) else type(reply).__name__
+        if isinstance(reply, Error) and reply.code == "too-large":
+            raise RefusedError(
+                f"the broker does not take the new version of fragment {self.plan.fragment}: {text}; raise that "
+                "limit there, or split the model into more fragments"
+            )
+        self._fail(Failure(f"the broker did not store the new version: {text}"))
+
+    def _fail(self, failure: Failure) -> None:
+        self.cancel()
+        self._then(failure)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._stock.states.drop(self._start_state.slot)
+        if self._feed is not None:
+            self._feed.cancel()
+            self._feed = None
+        self._leave_turn()
+
+    def _leave_turn(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    # ------------------------------------------------------------------------------------------------------ whose fault
+
+    def _blame(self, peaks: tuple[float, ...], what: str) -> Rejection:
+        """Rejects the largest contribution: each payload is finite, but the step is not.
+
+        If the fault were the state's, each round would still settle one contribution, so no round repeats itself for
+        ever.
+        """
+        text = (
+            f"{what}, and of what was merged this contribution is the largest, reaching {max(peaks):.3g} (the step is "
+            f"{NOT_FINITE} or out of range)"
+        )
+        return self._reject(peaks.index(max(peaks)), text)
+
+    def _reject(self, index: int, text: str) -> Rejection:
+        reason = self._of(index, text)[:REASON_CHARACTERS_MAX]
+        return Rejection(id=self.plan.contributions[index].id, reason=reason)
+
+    def _of(self, index: int, text: str) -> str:
+        return f"learner {self.plan.contributions[index].id.learner}, fragment {self.plan.fragment}: {text}"
