@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.brokers.settings import BrokerSettings
-from isles.ops.extension import check_extension, extend_store
+from isles.ops.changes import Changes, changed, check_budget, differences, read_record, stated_by, words, write_record
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.run_folder import RunFolder, State, choose_address, write_whole
 from isles.ops.settings import LogSettings, UpSettings, section_models
 from isles.outer.settings import OuterSettings
-from isles.proto.agreement import Budget
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.config import Config, RunSettings, Stated, flag_name, resolve
 from isles.proto.errors import ConfigError
 from isles.proto.transport.address import Address
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 TEXT: Final = """Train on this machine: one broker, one outer, workers and an evaluator, supervised.
 
 A process that dies is started again. Ctrl-C lets the workers hand in what they have and stops everything in order; a
-second Ctrl-C stops at once. The same run folder given again resumes the run.
+second Ctrl-C stops at once. The same run folder given again resumes the run: with other workers, regions or devices, a
+larger budget, or other settings of the synchronisation, if you say so.
 """
-AGREED_SECTIONS: Final = ("run", "sync", "task")
-"""What a run's record holds: it is settled when the run begins."""
+AGREED_SECTIONS: Final = ("run", "task")
+"""What is settled for good when a run begins."""
 BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
+VERSIONS_KEPT_MAX: Final = 100_000
+"""As many as `broker.versions_kept` may be: no run on one machine has more."""
 UP_FLAGS: Final = {"worker.device": "--device"}
 """Flags that this command alone has."""
 ANY_HOST: Final = frozenset({"0.0.0.0", "[::]", "*"})
@@ -58,36 +61,66 @@ def build(name: str) -> click.Command:
         *setting_options("task", "The task gpt", own="up"),
         *shared_options(),
         set_option(),
+        click.Option(
+            ["--keep-tape", "keeps_tape"],
+            is_flag=True,
+            help="Keep all contributions and updates, so that `isles replay` can recompute the whole run; the store "
+            "then grows with it.",
+        ),
         click.Option(["--json", "is_json"], is_flag=True, help="Print only the summary, as JSON, at the end."),
     ]
     return settings_command(name, TEXT, parameters, _up, example="up.run_dir")
 
 
-def _up(*, stated: Sequence[Stated], config_file: Path | None, assignments: Sequence[str], is_json: bool) -> int:
+def _up(
+    *, stated: Sequence[Stated], config_file: Path | None, assignments: Sequence[str], keeps_tape: bool, is_json: bool
+) -> int:
     own_words = [text for text in assignments if not WORKER_KEY.match(text)]
+    if keeps_tape:
+        stated = [*stated, Stated("broker.versions_kept", str(VERSIONS_KEPT_MAX), "the flag --keep-tape")]
     asked = load_config(section_models(), file=config_file, stated=stated, assignments=own_words)
     run_dir = asked.section("up", UpSettings).run_dir
     with RunFolder(run_dir) as folder:
         state = folder.read_state()
-        config = _merge(folder, asked)
-        single = _single_workers(config, {**state.worker_settings, **_read_single(assignments)})
+        record = read_record(folder.store)
+        config = _merge(folder, asked, record)
+        single = {**state.worker_settings, **_single_workers(config, _read_single(assignments))}
+        new = None if record is None else changed(record, config.section("sync", SyncSettings), _budget(config))
+        changes = {} if record is None or new is None else differences(record, new)
         summary = folder.read_summary()
-        if summary is not None and summary.get("status") == "finished" and not _is_longer(folder, config):
-            from isles.ops.outcome import tell_again
-
-            return tell_again(folder, summary, _budget(config), is_json=is_json)
+        if summary is not None and summary.get("status") == "finished" and not BUDGET_KEYS & changes.keys():
+            return _tell_finished(folder, summary, config, changes, is_json=is_json)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
         config = _settle(folder, state, config, has_port="broker.port" in asked.stated)
-        return _run(folder, state, config, is_json=is_json)
+        if new is not None and changes:
+            write_record(folder.store, new)
+        return _run(folder, state, config, new, changes, is_json=is_json)
+
+
+def _tell_finished(
+    folder: RunFolder, summary: Mapping[str, Any], config: Config, changes: Changes, *, is_json: bool
+) -> int:
+    from isles.ops.outcome import tell_again
+
+    if changes:
+        raise ConfigError(
+            f"the run of {folder.path} has reached its budget, so nothing would come of {words(changes)}: give it a "
+            "larger budget as well, with --tokens or --rounds"
+        )
+    return tell_again(folder, summary, _budget(config), is_json=is_json)
 
 
 # --------------------------------------------------------------------------------------------------------- the settings
 
 
-def _merge(folder: RunFolder, asked: Config) -> Config:
+def _merge(folder: RunFolder, asked: Config, record: RunRecord | None) -> Config:
     """What was asked for on top of what the folder's run has. Raises ConfigError if that would be another run."""
-    if not folder.config.exists():
+    if not folder.config.exists() and record is None:
         return asked
+    if not folder.config.exists():
+        raise ConfigError(
+            f"{folder.path} has a store with a run but no {folder.config.name}: put it back, or name another --run-dir"
+        )
     models = section_models(has_own_task=_task_of(folder) != "gpt")
     kept = resolve(models, file=folder.config)
     for key, one in asked.stated.items():
@@ -101,15 +134,11 @@ def _merge(folder: RunFolder, asked: Config) -> Config:
                 f"{one.source}: {key} is {old!r} in the run of {folder.path} and cannot become {new!r} there: leave it "
                 "out to resume that run, or start another one with another --run-dir"
             )
-    if BUDGET_KEYS & asked.stated.keys():
-        check_extension(_budget(kept), _budget(asked), folder.path)
-    return resolve(models, earlier=kept.stated.values(), flags=asked.stated.values())
-
-
-def _is_longer(folder: RunFolder, config: Config) -> bool:
-    """Whether the budget was raised since the run finished."""
-    kept = resolve(section_models(has_own_task=True), known=["run"], file=folder.config)
-    return _budget(config) != _budget(kept)
+    if record is None:
+        return resolve(models, earlier=kept.stated.values(), flags=asked.stated.values())
+    check_budget(record, asked)
+    earlier = [one for key, one in kept.stated.items() if not key.startswith("sync.") and key not in BUDGET_KEYS]
+    return resolve(models, earlier=earlier, flags=[*stated_by(record, asked), *asked.stated.values()])
 
 
 def _budget(config: Config) -> Budget:
@@ -128,7 +157,7 @@ def _read_single(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def _single_workers(config: Config, single: Mapping[str, str]) -> dict[str, str]:
-    """The settings of single workers, checked. Raises ConfigError."""
+    """The settings of single workers that were given now, checked. Raises ConfigError."""
     workers = config.section("up", UpSettings).worker_ids
     models = {"worker": section_models()["worker"]}
     for key, value in single.items():
@@ -188,22 +217,27 @@ def _commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> d
 # -------------------------------------------------------------------------------------------------------------- the run
 
 
-def _run(folder: RunFolder, state: State, config: Config, *, is_json: bool) -> int:
+def _run(
+    folder: RunFolder, state: State, config: Config, record: RunRecord | None, changes: Changes, *, is_json: bool
+) -> int:
     from isles.ops.outcome import RunFailedError, tell, write_summary
     from isles.ops.supervisor import Signals
     from isles.ops.watch import watch
     from isles.proto.logs import make_logger
 
     folder.write_state(state)
-    extend_store(folder.store, _budget(config))
     write_whole(folder.config, config.to_toml())
     folder.summary.unlink(missing_ok=True)
     logger = make_logger("up", folder.path.name, file=folder.log("up"), level=config.section("log", LogSettings).level)
     logger.info("process.started", version=version("isles"), settings=config.sections["up"].model_dump(mode="json"))
+    if record is not None and changes:
+        logger.info("run.changed", settings_epoch=len(record.past_sync), changes=changes)
     seen = watch(state.address)
     with Signals() as signals:
         try:
-            end, culprit = _supervise(folder, state, config, seen, logger, signals, is_silent=is_json)
+            end, culprit = _supervise(
+                folder, state, config, seen, logger, signals, news=words(changes), is_silent=is_json
+            )
         finally:
             seen.close()
         summary = write_summary(
@@ -234,6 +268,7 @@ def _supervise(
     logger: Logger,
     signals: Signals,
     *,
+    news: str,
     is_silent: bool,
 ) -> tuple[End, str]:
     """Runs all processes to the end of the run; how it ended, and the child to blame if it failed."""
@@ -259,6 +294,8 @@ def _supervise(
         started_at=clock.now(),
         restarts_before=sum(state.restarts.values()),
     )
+    if news:
+        view.note(clock.now(), f"changed: {news}")
     supervisor = Supervisor(
         supervision,
         {name: command for name, (_, command) in children.items()},

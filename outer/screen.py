@@ -29,25 +29,38 @@ REASON_CHARACTERS_MAX: Final = 2000
 
 
 def screen_books(
-    contribution: Contribution, *, head_version: int, slices: Sequence[TensorSlice], sync: SyncSettings
+    contribution: Contribution,
+    *,
+    head_version: int,
+    slices: Sequence[TensorSlice],
+    sync: SyncSettings,
+    past: Sequence[SyncSettings] = (),
 ) -> str:
-    """Why a contribution cannot be merged by what is said of it, before its payload is fetched; "" if it may."""
-    faults = _book_faults(contribution, head_version, slices, sync)
+    """Why a contribution cannot be merged by what is said of it, before its payload is fetched; "" if it may.
+
+    It may have been made under any of the `past` settings of the run: those of its learner's checkpoint were.
+    """
+    faults = _book_faults(contribution, head_version, slices, _codecs(slices, sync, past))
     return _reason(contribution, faults[0]) if faults else ""
 
 
 def screen_payload(
-    contribution: Contribution, payload: bytes | bytearray, *, slices: Sequence[TensorSlice], sync: SyncSettings
+    contribution: Contribution,
+    payload: bytes | bytearray,
+    *,
+    slices: Sequence[TensorSlice],
+    sync: SyncSettings,
+    past: Sequence[SyncSettings] = (),
 ) -> str:
     """Why a payload cannot be merged, after decoding all of it; "" if it can.
 
-    `slices` are those of its fragment: they say how many values there are, and where each tensor lies.
+    `slices` are those of its fragment: they say how many values there are, and where each tensor lies. `past` as above.
     """
-    num_values, wanted = slices[-1].stop, codecs_of(slices[0], sync).up
+    num_values = slices[-1].stop
     try:
         codec = inspect(payload).codec
-        if codec != wanted:
-            return _reason(contribution, f"its payload is in codec {codec}, the run's is {wanted}")
+        if fault := _codec_fault("its payload", codec, _codecs(slices, sync, past)):
+            return _reason(contribution, fault)
         vector = decode(payload, num_values=num_values, allow_nonfinite=True)
     except PayloadError as error:
         return _reason(contribution, str(error))
@@ -60,15 +73,24 @@ def screen_payload(
     return ""
 
 
+def _codecs(slices: Sequence[TensorSlice], sync: SyncSettings, past: Sequence[SyncSettings]) -> list[str]:
+    """The codecs that contributions to this fragment may be in, that of today first."""
+    return list(dict.fromkeys(codecs_of(slices[0], one).up for one in (sync, *reversed(past))))
+
+
+def _codec_fault(what: str, codec: str, codecs: Sequence[str]) -> str:
+    before = f", and before {' or '.join(codecs[1:])}" if codecs[1:] else ""
+    return "" if codec in codecs else f"{what} is in codec {codec}, the run's is {codecs[0]}{before}"
+
+
 def _book_faults(
-    contribution: Contribution, head_version: int, slices: Sequence[TensorSlice], sync: SyncSettings
+    contribution: Contribution, head_version: int, slices: Sequence[TensorSlice], codecs: Sequence[str]
 ) -> list[str]:
     faults = []
     if contribution.base_version > head_version:
         faults.append(f"its base version {contribution.base_version} is newer than the head {head_version}")
-    wanted = codecs_of(slices[0], sync).up
-    if contribution.codec != wanted:
-        faults.append(f"it is in codec {contribution.codec}, the run's is {wanted}")
+    if fault := _codec_fault("it", contribution.codec, codecs):
+        faults.append(fault)
     if len(contribution.norms) != len(slices):
         faults.append(f"it carries {len(contribution.norms)} norms, the fragment has {len(slices)} tensors")
     faults += [

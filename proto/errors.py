@@ -62,6 +62,8 @@ class PayloadError(RemoteDataError):
 class ManifestMismatchError(RemoteDataError):
     """A model that is not the run's model."""
 
+    exit_code = 2
+
 
 class RefusedError(IslesError):
     """A broker refused this process for good; starting it again unchanged would be refused again."""

@@ -111,3 +111,16 @@ def test_a_reason_fits_the_wire(contribution: Contribution) -> None:
     slices = (TensorSlice("n" * 256, 0, 10, (10,)),)
     reason = screen_payload(contribution, payload_with(np.nan, 3), slices=slices, sync=SYNC)
     assert len(reason) <= 2000
+
+
+def test_a_contribution_made_under_earlier_settings_of_the_run_passes(contribution: Contribution) -> None:
+    sync, past = SyncSettings(codec_up="int4"), (SYNC, SyncSettings(codec_up="int8"))
+    assert screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past) == ""
+    assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past) == ""
+
+
+def test_a_codec_that_the_run_never_had_names_those_that_it_had(contribution: Contribution) -> None:
+    sync, past = SyncSettings(codec_up="int4"), (SyncSettings(codec_up="int8"),)
+    reason = screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past)
+    assert "its payload is in codec fp32, the run's is int4, and before int8" in reason
+    assert "it is in codec fp32" in screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past)
