@@ -108,7 +108,7 @@ def take_progress(state: State, session: Session, arrival: MessageArrived, messa
     """PROGRESS: a learner's counters; whoever sends it shows that it lives."""
     if session.role == "worker":
         state.membership.progress(session.id, message, state.now)
-    return reply(arrival, Alive())
+    return reply(arrival, Alive(typical_step_seconds=state.membership.typical_step_seconds))
 
 
 def take_leave(state: State, session: Session, arrival: MessageArrived, _: Leave) -> list[Instruction]:

@@ -96,6 +96,13 @@ class Membership:
         known.tokens_per_second += share * (rate - known.tokens_per_second)
         known.measured_at, known.measured_tokens = now, known.tokens
 
+    @property
+    def typical_step_seconds(self) -> float:
+        """The median step of the live learners that have told theirs, in seconds; 0 if none has."""
+        known = sorted(one.step_seconds for one in self._learners.values() if one.is_live and one.step_seconds > 0)
+        middle = len(known) // 2
+        return (known[middle] + known[~middle]) / 2 if known else 0.0
+
     def leave(self, learner: str) -> None:
         """A learner goes on purpose: its shards are free at once."""
         self._end(learner)

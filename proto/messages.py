@@ -335,6 +335,8 @@ class Alive(Message):
     """Broker -> client: PROGRESS was heard."""
 
     tag = 6
+    typical_step_seconds: NotNegative = 0.0
+    """Median of one inner step over the live learners that have told theirs; 0 = none has."""
 
 
 class Leave(Message):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from isles.workers.orders import Cued, Event, VersionArrived
+from isles.workers.orders import Cued, Event, PaceTold, VersionArrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Mailbox:
         self._facts: list[Event] = []
         self._arrivals: dict[int, Arrival] = {}
         self._cues: dict[int, Cued] = {}
+        self._pace: PaceTold | None = None
         self._failure: Exception | None = None
         self._is_rung = False
 
@@ -54,6 +55,11 @@ class Mailbox:
         with self._condition:
             self._cues[cue.fragment] = cue
             self._condition.notify_all()
+
+    def tell_pace(self, pace: PaceTold) -> None:
+        """Replaces the pace; nobody is woken for it."""
+        with self._condition:
+            self._pace = pace
 
     def fail(self, failure: Exception) -> None:
         """What ends this process; the first one counts."""
@@ -77,9 +83,11 @@ class Mailbox:
         with self._condition:
             self._is_rung = False
             facts = [*self._facts, *self._cues.values()]
+            facts += [self._pace] if self._pace is not None else []
             arrivals = list(self._arrivals.values())
             self._facts.clear()
             self._cues.clear()
+            self._pace = None
             self._arrivals.clear()
             return facts, arrivals
 

@@ -36,6 +36,14 @@ class Cued:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceTold:
+    """How long one inner step takes a typical learner of the run, and this one, in seconds; 0 = not known."""
+
+    typical_seconds: float
+    own_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class VersionArrived:
     """The values of a version are here, with the learner's own row, both from one VERSION reply."""
 
@@ -93,6 +101,7 @@ Event = (
     StepTaken
     | Boundary
     | Cued
+    | PaceTold
     | VersionArrived
     | PayloadEncoded
     | PayloadFailed

@@ -11,6 +11,7 @@ from isles.brokers.stage import Member, Stage
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
 from isles.proto.messages import (
     COUNT_MAX,
+    Alive,
     Contribution,
     LearnerInfo,
     Leave,
@@ -39,6 +40,22 @@ def test_a_silent_learner_expires_and_comes_back_when_it_is_heard(stage: Stage, 
     worker.ask(Progress())
     assert info_of(stage, "us-1").is_live
     assert stage.events()[-1] == "client.joined"
+
+
+def test_the_answer_to_progress_tells_the_median_step_of_those_that_live(stage: Stage, worker: Member) -> None:
+    def typical(step_seconds: float) -> float:
+        answer = worker.ask(Progress(step_seconds=step_seconds))
+        assert isinstance(answer, Alive)
+        return answer.typical_step_seconds
+
+    assert typical(0.0) == 0.0
+    for number, seconds in enumerate((0.1, 0.4, 0.8)):
+        other = stage.member("worker", f"eu-{number}", f"{number:02}" * 8)
+        other.join()
+        other.ask(Progress(step_seconds=seconds))
+    assert typical(0.2) == pytest.approx(0.3)
+    stage.advance(stage.settings.learner_lease_seconds + 0.1)
+    assert typical(0.2) == 0.2
 
 
 def test_heartbeats_keep_a_learner_live(stage: Stage, worker: Member) -> None:
