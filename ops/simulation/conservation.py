@@ -13,15 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from isles.brokers import retained
+from isles.brokers import retained, versions
 from isles.brokers import vocabulary as broker
 from isles.brokers.limits import RoutingSettings
 from isles.ops.simulation.broker_actor import UNIX_AT_ZERO, BrokerActor, Crash
+from isles.ops.simulation.desk import Values, make_version, ref_of
 from isles.ops.simulation.learner_actor import Checkpoint, LearnerActor
-from isles.ops.simulation.outer_actor import OuterActor, make_version, ref_of
+from isles.ops.simulation.outer_actor import OuterActor
 from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair
 from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
 from isles.proto.client import Send
+from isles.proto.errors import RefusedError
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import HEADER_BYTES_MAX, Accepted, Hint, Init, Initialised, Message, VersionInfo
@@ -49,6 +51,8 @@ class Faults:
     learner_crash: float = 0.0
     zombie: float = 0.0
     poison: float = 0.0
+    checkpoint: float = 0.0
+    """No fault, but as unforeseen: an outer begins a checkpoint of a fragment."""
 
     @classmethod
     def draw(cls, chance: random.Random) -> Faults:
@@ -60,10 +64,11 @@ class Faults:
             duplicate=some(0.2),
             hint_loss=some(0.8),
             broker_crash=some(0.01),
-            outer_crash=some(0.03),
+            outer_crash=some(0.06),
             learner_crash=some(0.03),
             zombie=some(0.5),
             poison=some(0.03),
+            checkpoint=some(0.3),
         )
 
 
@@ -111,13 +116,16 @@ class World:
         self._increments: dict[tuple[Lane, int], int] = {}
         self._poisoned: dict[tuple[Lane, str], bool] = {}
         self.broker = BrokerActor(settings, self.draw_token, on_durable=self._see)
-        self.heads = dict.fromkeys(range(self.num_fragments), (ZERO, ZERO))
-        """Fragment -> parameters and remainder of the newest version."""
+        self.heads = dict.fromkeys(range(self.num_fragments), Values())
+        """Fragment -> state of the newest version."""
         self.num_versions = dict.fromkeys(self.heads, 0)
         self.accepted: set[ContributionId] = set()
         self.rejected: set[ContributionId] = set()
         self.merged: set[ContributionId] = set()
         self.merged_by: set[str] = set()
+        self.num_checkpoints = 0
+        self.remade: list[int] = []
+        """Versions that outers recomputed."""
         self._init_run()
         self.learners: dict[bytes, LearnerActor] = {}
         self.outers: dict[bytes, OuterActor] = {}
@@ -152,7 +160,7 @@ class World:
     def _init_run(self) -> None:
         specs = [TensorSpec(f"t{number}", (1,), "float32", "parameter") for number in range(self.num_fragments)]
         manifest = Manifest.build(specs, {}, self.num_fragments)
-        record = RunRecord(
+        self.record = RunRecord(
             run="world",
             seed=self.seed,
             sync=self.sync,
@@ -168,7 +176,7 @@ class World:
         ]
         with self.broker.index.transaction():
             self.broker.index.put_blob(blob, UNIX_AT_ZERO)
-            message = Init(run_record=record, versions=tuple(first))
+            message = Init(run_record=self.record, versions=tuple(first))
             answer = retained.init(self.broker.index, message, initialiser="worker/l0", unix=UNIX_AT_ZERO)
         assert answer == Initialised(is_mine=True), answer
 
@@ -182,7 +190,7 @@ class World:
         learner.start(self.now)
 
     def _start_outer(self, name: str) -> None:
-        outer = OuterActor(name, self.draw_token(), self.sync, self.is_poisoned, self.draw_token)
+        outer = OuterActor(name, self.draw_token(), self.record, self.is_poisoned, self.draw_token, self.remade)
         self.outers[self._connection()] = outer
         outer.start(self.now)
 
@@ -253,7 +261,7 @@ class World:
                 learner.drain(self.now)
             self._calm_down(self._is_drained, "the drain does not end")
             self._check_end()
-        except AssertionError as error:
+        except (AssertionError, RefusedError) as error:
             raise LawBrokenError(f"seed {self.seed}, {self.rule}, {self.num_fragments} fragments: {error}") from error
 
     def _turn(self, *, is_calm: bool) -> None:
@@ -266,6 +274,9 @@ class World:
             outer.tick(self.now)
             if is_calm or chance.random() < 0.4:
                 outer.renew(self.now)
+            for fragment in outer.desks:
+                if chance.random() < self.faults.checkpoint:
+                    outer.checkpoint(fragment, self.now)
             if not is_calm and chance.random() < self.faults.outer_crash:
                 del self.outers[connection]
                 self._start_outer(outer.name)
@@ -302,7 +313,7 @@ class World:
         for connection in self.zombies:
             self.learners.pop(connection, None)
         self.zombies.clear()
-        self.faults = Faults()
+        self.faults = Faults(checkpoint=self.faults.checkpoint)
         if self.chance.random() < 0.3:
             connection = self.chance.choice(list(self.learners))
             self.num_resets += self.learners.pop(connection).num_resets
@@ -340,9 +351,13 @@ class World:
                     self.rejected.add(row.id)
                 case broker.Publish(hint=Hint(kind="version", fragment=fragment)):
                     self._see_version(fragment)
+                case broker.Log(event="version.checkpointed"):
+                    self.num_checkpoints += 1
+                case broker.DeleteBlob(blob):
+                    assert blob.digest not in self._needed(), "what a new outer needs has been let go"
 
     def _see_version(self, fragment: int) -> None:
-        before, remainder = self.heads[fragment]
+        before = self.heads[fragment].parameters
         [head] = self.broker.index.versions(fragment, self.num_versions[fragment] + 1, 2, HEADER_BYTES_MAX)
         assert head.recipe is not None
         assert head.version == self.num_versions[fragment] + 1, "versions are not contiguous"
@@ -350,8 +365,8 @@ class World:
         assert not self.merged.intersection(ids), "a contribution is merged twice"
         assert not self.rejected.intersection(ids), "a rejected contribution is merged"
         deltas = [self._stored(ingredient.digest) for ingredient in head.recipe.ingredients]
-        made = make_version(before, remainder, deltas)
-        parameters = made["parameters"]
+        _, made = make_version(self.heads[fragment], deltas)
+        parameters = made.parameters
         assert ref_of(parameters).digest == head.parameters_sha256, "the recipe does not give the version"
         assert all(count == 1 for count in parameters.lanes.values()), (
             "an item counts more than once, or less than it did"
@@ -361,24 +376,37 @@ class World:
         self.merged.update(ids)
         self.merged_by.update(merged.learner for merged in ids)
         self.num_versions[fragment] = head.version
-        self.heads[fragment] = (parameters, made["remainder"])
+        self.heads[fragment] = made
+
+    def _needed(self) -> set[str]:
+        """Digests of all that a new outer and a new learner begin with: checkpoints, and what leads on from them."""
+        needed: set[str] = set()
+        for fragment, head in self.num_versions.items():
+            newest = self.broker.index.checkpoints(fragment, head)[0]
+            needed.update(blob.digest for blob in versions.state_blobs(newest))
+            for info in self.broker.index.versions(fragment, newest.version + 1, head + 1, HEADER_BYTES_MAX):
+                assert info.update is not None, f"version {info.version} has been let go"
+                assert info.recipe is not None
+                needed.add(info.update.digest)
+                needed.update(ingredient.digest for ingredient in info.recipe.ingredients)
+        return needed
 
     def _stored(self, digest: str) -> Pair:
         return Pair.decode(self.broker.blobs[digest])
 
     def _check_end(self) -> None:
-        for fragment, (parameters, _) in self.heads.items():
+        for fragment, state in self.heads.items():
             for learner in self.learners.values():
-                missing = learner.worked[fragment] - parameters.lanes.keys()
+                missing = learner.worked[fragment] - state.parameters.lanes.keys()
                 assert not missing, f"work of {learner.learner} is lost: {sorted(missing)[:5]}"
             self._check_units(fragment)
         for accepted in self.accepted - self.rejected:
-            missing = self.taken[accepted].keys() - self.heads[accepted.fragment][0].lanes.keys()
+            missing = self.taken[accepted].keys() - self.heads[accepted.fragment].parameters.lanes.keys()
             assert not missing, f"{accepted} was accepted, and its items {sorted(missing)[:5]} are in no version"
 
     def _check_units(self, fragment: int) -> None:
         """x(Theta) + remainder - sum of x(U) = sum of the counted items, but for what crashes and resets round away."""
-        parameters, remainder = self.heads[fragment]
+        parameters, remainder = self.heads[fragment].parameters, self.heads[fragment].remainder
         unmerged = sum(learner.account(fragment).x for learner in self.learners.values())
         counted = sum(self.increment(lane, fragment) for lane in parameters.lanes)
         gap = abs(parameters.x + remainder.x - unmerged - counted)

@@ -12,6 +12,7 @@ import pytest
 
 from isles.brokers import retained, versions
 from isles.brokers.leases import Leases
+from isles.brokers.store.sqlite_index import SqliteIndex
 from isles.ops.simulation.conservation import LawBrokenError, World
 from isles.outer import quorum
 from isles.proto.agreement import ApplyRule
@@ -43,6 +44,14 @@ def test_a_seed_replays_exactly() -> None:
     assert first.heads == second.heads
     assert first.merged == second.merged
     assert first.now == second.now
+
+
+def test_outers_that_crash_recover_from_checkpoints_and_recipes() -> None:
+    worlds = [world(seed) for seed in range(SEEDS_PER_BLOCK)]
+    for each in worlds:
+        each.run()
+    assert sum(each.num_checkpoints for each in worlds) > SEEDS_PER_BLOCK
+    assert sum(len(each.remade) for each in worlds) > SEEDS_PER_BLOCK
 
 
 def run_seeds(num_seeds: int) -> None:
@@ -144,6 +153,29 @@ def subtracting_before_the_version_is_applied(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def letting_payloads_go_before_a_checkpoint_covers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_from(*args: Any, versions_kept: int, **kwargs: Any) -> int:
+        return max(0, int(args[2]) - versions_kept)
+
+    monkeypatch.setattr(versions, "keep_from", keep_from)
+
+
+def letting_payloads_go_as_they_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteIndex, "move_references", lambda self, owner, new_owner: self.drop_references(owner))
+
+
+def leaving_an_old_checkpoint_before_there_is_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = versions.let_go
+
+    def let_go(index: Any, fragment: int, head: int, **kwargs: Any) -> None:
+        original(index, fragment, head, **kwargs)
+        first = versions.keep_from(index, fragment, head, **kwargs)
+        if first:
+            index.drop_references(versions._state_owner(fragment, first))
+
+    monkeypatch.setattr(versions, "let_go", let_go)
+
+
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     without_the_fence,
     comparing_numbers_at_restart,
@@ -156,6 +188,9 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     waiting_for_more_learners_than_live,
     superseding_an_open_contribution,
     subtracting_before_the_version_is_applied,
+    letting_payloads_go_before_a_checkpoint_covers_them,
+    letting_payloads_go_as_they_are_merged,
+    leaving_an_old_checkpoint_before_there_is_a_later_one,
 ]
 
 

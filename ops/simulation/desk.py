@@ -1,0 +1,303 @@
+"""One fragment of a simulated outer: the real round machine and the real recovery around states of exact integers.
+
+Its merge is a plain sum and its outer step has rate 1 and no momentum, so that every unit that goes in comes out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+from isles.ops.simulation.values import DOWN_QUANTUM, ZERO, Pair
+from isles.outer import orders
+from isles.outer import recovery as recoveries
+from isles.outer.recovery import Recovery, StatePoint
+from isles.outer.rounds import Rounds
+from isles.proto.agreement import RunRecord
+from isles.proto.messages import (
+    AskHistory,
+    BlobRef,
+    Checkpoint,
+    Commit,
+    Committed,
+    Contribution,
+    Error,
+    Fenced,
+    History,
+    List,
+    Listing,
+    Message,
+    Settle,
+    Settled,
+    Stale,
+    VersionInfo,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What an outer step starts from."""
+
+    parameters: Pair = ZERO
+    remainder: Pair = ZERO
+
+    def point(self, version: int) -> StatePoint:
+        """What these values are known by, if they are those of a version."""
+        return StatePoint(version, ref_of(self.parameters).digest, ref_of(self.remainder).digest)
+
+
+class Services(Protocol):
+    """What a desk is lent; everything is answered later, or never if the process dies before."""
+
+    def now(self) -> float: ...
+    def draw_token(self) -> str: ...
+    def ask(self, message: Message, then: Callable[[Message], None]) -> None: ...
+    def bring(self, blobs: Sequence[BlobRef], then: Callable[[Mapping[str, bytes] | str], None]) -> None:
+        """`then` gets the bytes by digest, or why one of them cannot be had."""
+
+    def store(self, values: Sequence[Pair], then: Callable[[str], None]) -> None:
+        """`then` gets why a value cannot be stored, "" if all are."""
+
+
+class Desk:
+    """Where one fragment is merged. All it holds is lost with its process."""
+
+    def __init__(
+        self,
+        fragment: int,
+        record: RunRecord,
+        services: Services,
+        is_poisoned: Callable[[Pair], bool],
+        remade: list[int],
+    ) -> None:
+        """`is_poisoned` says whether a delta fails the screen; `remade` takes note of each recomputed version."""
+        self.rounds = Rounds(fragment, record.sync, record.budget)
+        self.timer_at: float | None = None
+        self._fragment = fragment
+        self._record = record
+        self._services = services
+        self._is_poisoned = is_poisoned
+        self._remade = remade
+        self._held: tuple[StatePoint, Values] | None = None
+        self._made: tuple[StatePoint, Values] | None = None
+        """A version that was made and is not known to be committed."""
+        self._listing: Listing | None = None
+        self._plan: orders.Plan | None = None
+        """What shall be merged as soon as the state of its head is at hand."""
+        self._recovery: Recovery | None = None
+        self._values = Values()
+        """Of the recovery."""
+
+    def handle(self, event: orders.Event) -> None:
+        """Tells the rounds what happened and performs what they order."""
+        is_new_lease = isinstance(event, orders.LeaseGranted) and event.epoch != self.rounds.epoch
+        if is_new_lease or isinstance(event, orders.LeaseLost | Fenced):
+            self._plan = self._made = self._recovery = self._listing = None
+        for instruction in self.rounds.handle(event, self._services.now()):
+            self._perform(instruction)
+
+    def tick(self) -> None:
+        """Fires the timer when it is time."""
+        if self.timer_at is not None and self._services.now() >= self.timer_at:
+            self.timer_at = None
+            self.handle(orders.TimerFired())
+
+    def _perform(self, instruction: orders.Instruction) -> None:
+        services, fragment = self._services, self._fragment
+        match instruction:
+            case orders.List():
+                services.ask(List(fragment=fragment), self._take_listing)
+            case orders.FetchPayloads(contributions):
+                for contribution in contributions:
+                    services.bring([contribution.blob], partial(self._screen, contribution))
+            case orders.Settle(epoch, rejections):
+                message = Settle(fragment=fragment, epoch=epoch, rejections=rejections)
+                services.ask(message, partial(self._take_answer, "settle"))
+            case orders.Merge(plan):
+                self._plan = plan
+                self._go_on()
+            case orders.Commit(plan, blobs):
+                services.ask(self._commit(plan, blobs), partial(self._take_answer, "commit"))
+            case orders.SetTimer(at):
+                self.timer_at = at
+
+    # ------------------------------------------------------------------------------------------------- broker's answers
+
+    def _take_listing(self, reply: Message) -> None:
+        if isinstance(reply, Listing):
+            self._listing = reply
+            self.handle(orders.Listed(reply))
+        else:
+            self._take_answer("list", reply)
+
+    def _take_answer(self, ask: Literal["list", "settle", "commit"], reply: Message) -> None:
+        match reply:
+            case Committed(version=version):
+                if self._made is not None and self._made[0].version == version:
+                    self._held, self._made = self._made, None
+                self.handle(reply)
+            case Settled() | Stale() | Fenced():
+                self.handle(reply)
+            case Error(text=text):
+                self.handle(orders.AskFailed(ask, text))
+
+    def _screen(self, contribution: Contribution, found: Mapping[str, bytes] | str) -> None:
+        if isinstance(found, str):
+            reason = found
+        else:
+            reason = "poison" if self._is_poisoned(Pair.decode(found[contribution.blob.digest])) else ""
+        self.handle(orders.PayloadScreened(contribution.id, reason))
+
+    # ---------------------------------------------------------------------------------------------------------- merging
+
+    def _go_on(self, reason: str = "") -> None:
+        plan = self._plan
+        if plan is None or self._recovery is not None:
+            return
+        if self._held is not None and self._held[0].is_of(plan.head):
+            self._plan = None
+            blobs = [contribution.blob for contribution in plan.contributions]
+            self._services.bring(blobs, partial(self._merge, plan, self._held[1]))
+        elif reason:
+            self._plan = None
+            self.handle(orders.MergeFailed(plan, reason))
+        else:
+            self._recover(plan.head)
+
+    def _merge(self, plan: orders.Plan, start: Values, found: Mapping[str, bytes] | str) -> None:
+        if isinstance(found, str):
+            self.handle(orders.MergeFailed(plan, found))
+            return
+        deltas = [Pair.decode(found[contribution.blob.digest]) for contribution in plan.contributions]
+        update, values = make_version(start, deltas)
+        point = values.point(plan.head.version + 1)
+        blobs = orders.NewBlobs(point.parameters_sha256, point.optimizer_sha256, ref_of(update))
+        self._made = point, values
+        self._services.store([update], partial(self._take_stored, plan, blobs))
+
+    def _take_stored(self, plan: orders.Plan, blobs: orders.NewBlobs, reason: str) -> None:
+        self.handle(orders.MergeFailed(plan, reason) if reason else orders.Merged(plan, blobs))
+
+    def _commit(self, plan: orders.Plan, blobs: orders.NewBlobs) -> Commit:
+        return Commit(
+            commit_id=self._services.draw_token(),
+            fragment=plan.fragment,
+            epoch=plan.epoch,
+            base_version=plan.head.version,
+            parameters_sha256=blobs.parameters_sha256,
+            optimizer_sha256=blobs.optimizer_sha256,
+            update=blobs.update,
+            recipe=plan.recipe,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+
+    def checkpoint(self) -> None:
+        """Puts the state that is held into the store, in the background; rounds go on, and may come to an end first."""
+        if self._held is None or not self.rounds.epoch:
+            return
+        point, values = self._held
+        message = Checkpoint(
+            fragment=self._fragment,
+            epoch=self.rounds.epoch,
+            version=point.version,
+            parameters=ref_of(values.parameters),
+            remainder=None if values.remainder.is_zero else ref_of(values.remainder),
+        )
+        parts = [values.parameters] if values.remainder.is_zero else [values.parameters, values.remainder]
+        self._services.store(parts, partial(self._confirm, message))
+
+    def _confirm(self, message: Checkpoint, reason: str) -> None:
+        if not reason:
+            self._services.ask(message, lambda _: None)
+
+    # --------------------------------------------------------------------------------------------------------- recovery
+
+    def _recover(self, head: VersionInfo) -> None:
+        assert self._listing is not None
+        assert self._listing.checkpoint is not None
+        held = self._held
+        recovery = Recovery(head, self._listing.checkpoint, held[0] if held else None, self._record.sync_of)
+        self._recovery, self._values = recovery, held[1] if held else Values()
+        self._carry_on(recovery, recovery.start())
+
+    def _carry_on(self, recovery: Recovery, instructions: list[recoveries.Instruction]) -> None:
+        [instruction] = instructions
+        match instruction:
+            case recoveries.ReadCheckpoint(info):
+                blobs = [blob for blob in (info.parameters, info.remainder) if blob is not None]
+                self._services.bring(blobs, partial(self._take_state, recovery, info))
+            case recoveries.AskTape(first, num_max):
+                ask = AskHistory(fragment=self._fragment, first=first, num_max=num_max)
+                self._services.ask(ask, partial(self._take_tape, recovery))
+            case recoveries.Remake(info):
+                assert info.recipe is not None
+                ingredients = info.recipe.ingredients
+                blobs = [BlobRef(digest=one.digest, size_bytes=one.size_bytes) for one in ingredients]
+                self._services.bring(blobs, partial(self._remake, recovery, info.version, blobs))
+            case recoveries.Recovered():
+                self._end_recovery("")
+            case recoveries.GiveUp(reason):
+                self._end_recovery(reason)
+
+    def _tell(self, recovery: Recovery, event: recoveries.Event) -> None:
+        if recovery is self._recovery:
+            self._carry_on(recovery, recovery.handle(event))
+
+    def _take_state(self, recovery: Recovery, info: VersionInfo, found: Mapping[str, bytes] | str) -> None:
+        if isinstance(found, str):
+            self._tell(recovery, recoveries.Prevented(found))
+            return
+        assert info.parameters is not None
+        remainder = ZERO if info.remainder is None else Pair.decode(found[info.remainder.digest])
+        self._take_values(recovery, Values(Pair.decode(found[info.parameters.digest]), remainder))
+
+    def _take_tape(self, recovery: Recovery, reply: Message) -> None:
+        if isinstance(reply, History):
+            self._tell(recovery, recoveries.TapeRead(reply.versions))
+        else:
+            self._tell(recovery, recoveries.Prevented(f"the answer is {type(reply).__name__}"))
+
+    def _remake(
+        self, recovery: Recovery, version: int, blobs: Sequence[BlobRef], found: Mapping[str, bytes] | str
+    ) -> None:
+        if recovery is not self._recovery:
+            return
+        if isinstance(found, str):
+            self._tell(recovery, recoveries.Prevented(found))
+            return
+        deltas = [Pair.decode(found[blob.digest]) for blob in blobs]
+        self._remade.append(version)
+        self._take_values(recovery, make_version(self._values, deltas)[1])
+
+    def _take_values(self, recovery: Recovery, values: Values) -> None:
+        if recovery is self._recovery:
+            self._values = values
+            point = values.point(0)
+            self._tell(recovery, recoveries.StateMade(point.parameters_sha256, point.optimizer_sha256))
+
+    def _end_recovery(self, reason: str) -> None:
+        assert self._recovery is not None
+        if self._recovery.point is not None:
+            self._held = self._recovery.point, self._values
+        self._recovery = None
+        self._go_on(reason)
+
+
+def ref_of(value: Pair) -> BlobRef:
+    """The blob of a value's bytes."""
+    payload = value.encode()
+    return BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
+
+
+def make_version(start: Values, deltas: Sequence[Pair]) -> tuple[Pair, Values]:
+    """The update and the next state: sum merge, rate 1, no momentum, a quantised downlink with its remainder kept."""
+    exact = start.parameters + start.remainder
+    for delta in deltas:
+        exact = exact - delta
+    update = (exact - start.parameters).quantised(DOWN_QUANTUM)
+    published = start.parameters + update
+    return update, Values(published, exact - published)
