@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
 
+from isles.brokers.store.files import DiskFiles, Files
 from isles.brokers.vocabulary import Bytes
 from isles.proto.errors import IslesError, PayloadError, StoreError
 from isles.proto.messages import BlobRef
@@ -75,13 +76,14 @@ class _Partial:
 class FolderBlobs:
     """Blobs in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Files | None = None) -> None:
         """Makes the folder if it is missing; deletes nothing."""
         self._folder = folder
+        self._files = files or DiskFiles()
         self._partials: dict[int, _Partial] = {}
         self._checked: dict[str, tuple[int, int]] = {}
         """Digest -> time and size of the file when it was found to be right."""
-        folder.mkdir(parents=True, exist_ok=True)
+        self._files.make_folder(folder)
 
     def write(self, transfer: int, offset: int, payload: Bytes) -> None:
         try:
@@ -90,11 +92,9 @@ class FolderBlobs:
                 if offset:
                     raise DiskFullError(f"upload {transfer} was given up before its byte {offset}")
                 path = self._folder / f"{transfer}.tmp"
-                partial = self._partials[transfer] = _Partial(path.open("wb", buffering=0), path)
+                partial = self._partials[transfer] = _Partial(self._files.create(path), path)
             assert offset == partial.size_bytes, f"upload {transfer} writes at {offset}, has {partial.size_bytes}"
-            view = memoryview(payload)
-            while view:
-                view = view[partial.file.write(view) :]
+            self._files.write(partial.file, payload)
         except OSError as error:
             self.abandon(transfer)
             raise _disk_error(error, "write", self._folder) from error
@@ -115,9 +115,9 @@ class FolderBlobs:
         del self._partials[transfer]
         try:
             with partial.file:
-                os.fsync(partial.file.fileno())
-            partial.path.rename(path)
-            _sync_folder(self._folder)
+                self._files.sync(partial.file)
+            self._files.rename(partial.path, path)
+            self._files.sync_folder(self._folder)
             self._checked[blob.digest] = _stamp(path)
         except OSError as error:
             raise StoreError(
@@ -129,7 +129,7 @@ class FolderBlobs:
         partial = self._partials.pop(transfer, None)
         if partial is not None:
             partial.file.close()
-            partial.path.unlink(missing_ok=True)
+            self._files.delete(partial.path)
 
     def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
         path = self._folder / blob.digest
@@ -162,7 +162,7 @@ class FolderBlobs:
 
     def delete(self, digest: str) -> None:
         self._checked.pop(digest, None)
-        (self._folder / digest).unlink(missing_ok=True)
+        self._files.delete(self._folder / digest)
 
     def sweep(self, known: set[str]) -> tuple[int, int]:
         self.close()
@@ -171,7 +171,7 @@ class FolderBlobs:
             if path.is_file() and path.name not in known:
                 num_blobs += 1
                 num_bytes += path.stat().st_size
-                path.unlink()
+                self._files.delete(path)
         return num_blobs, num_bytes
 
     def free_bytes(self) -> int:
@@ -186,14 +186,6 @@ class FolderBlobs:
 def _stamp(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_mtime_ns, found.st_size
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _disk_error(error: OSError, verb: str, folder: Path) -> IslesError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from isles.brokers.store.blobs import BlobStore, FolderBlobs, MemoryBlobs
+from isles.brokers.store.files import DiskFiles
 from isles.brokers.store.index import Index
 from isles.brokers.store.lock import StoreLock
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
@@ -26,7 +28,9 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The store in a folder, made if it is missing. Raises StoreLockedError or StoreError."""
+        """The store in a folder, made durably if it is missing. Raises StoreLockedError or StoreError."""
+        with suppress(OSError):  # what cannot be made cannot be locked either, and that says why
+            DiskFiles().make_folder(folder)
         lock = StoreLock(folder)
         try:
             return cls(SqliteIndex(folder / INDEX_NAME), FolderBlobs(folder / BLOBS_NAME), lock)

@@ -1,0 +1,72 @@
+"""Everything that changes the folder of a store, but for its index: few operations, each durable only once synced.
+
+A file's bytes survive a power failure after `sync`; that it is there, under this name, after `sync_folder` of its
+folder. One who records these operations can tell every state in which a crash may leave the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Protocol
+
+from isles.brokers.vocabulary import Bytes
+
+
+class Files(Protocol):
+    """All of them raise OSError."""
+
+    def make_folder(self, folder: Path) -> None:
+        """Makes it, with those above it, if it is missing; durably."""
+
+    def create(self, path: Path) -> IO[bytes]:
+        """An empty file to write to; one of this name is emptied."""
+
+    def write(self, file: IO[bytes], payload: Bytes) -> None:
+        """Appends all of the bytes."""
+
+    def sync(self, file: IO[bytes]) -> None:
+        """Makes the bytes of a file durable."""
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        """Gives a file another name in the same folder, which no other file then has."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Makes durable which files are in a folder."""
+
+    def delete(self, path: Path) -> None:
+        """Removes a file, if it is there."""
+
+
+class DiskFiles:
+    """The operating system's."""
+
+    def make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            self.make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+            self.sync_folder(folder.parent)
+
+    def create(self, path: Path) -> IO[bytes]:
+        return path.open("wb", buffering=0)
+
+    def write(self, file: IO[bytes], payload: Bytes) -> None:
+        view = memoryview(payload)
+        while view:
+            view = view[file.write(view) :]
+
+    def sync(self, file: IO[bytes]) -> None:
+        os.fsync(file.fileno())
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        path.rename(new_path)
+
+    def sync_folder(self, folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def delete(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
