@@ -16,7 +16,6 @@ from isles.brokers.versions import (
     let_go,
     newest_checkpoint,
     num_since_checkpoint,
-    state_blobs,
     version_owner,
 )
 from isles.proto.agreement import RunRecord
@@ -114,7 +113,7 @@ def _init_fault(index: Index, message: Init, manifest: Manifest) -> str | None:
     record = message.run_record
     if manifest.digest != record.manifest_digest:
         return f"INIT: the manifest has digest {manifest.digest[:12]}, not {record.manifest_digest[:12]}"
-    num_fragments = sum(not fragment.is_buffers for fragment in manifest.fragments)
+    num_fragments = manifest.num_parameter_fragments
     if num_fragments != record.sync.num_fragments:
         return f"INIT: the manifest has {num_fragments} fragments, sync.num_fragments is {record.sync.num_fragments}"
     wanted = list(range(len(manifest.fragments)))
@@ -292,9 +291,8 @@ def commit(
         return error
     if fault := row_fault(index, message.recipe):
         return Stale(fragment=message.fragment, head=head.version, reason=fault)
-    for blob in (message.update, *state_blobs(message)):
-        if fault := blob_fault(index, blob):
-            return Error(code="not-found", text=f"COMMIT: {fault}")
+    if fault := blob_fault(index, message.update):
+        return Error(code="not-found", text=f"COMMIT: {fault}")
     _write_version(index, message, head, unix)
     let_go(index, message.fragment, head.version + 1, versions_kept=versions_kept, damaged=damaged)
     return Committed(fragment=message.fragment, version=head.version + 1)
@@ -340,17 +338,13 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
         tokens_total=min(COUNT_MAX, head.tokens_total + tokens),
         num_participants=len(ingredients),
         update=message.update,
-        parameters=message.parameters,
-        momentum=message.momentum,
-        remainder=message.remainder,
         recipe=message.recipe,
         committed_unix=unix,
     )
     staleness = sum(max(0, head.version - ingredient.base_version) for ingredient in ingredients)
     commitment = Commitment(message.commit_id, tokens, len(ingredients), message.recipe.fraction, staleness)
     index.put_version(info, commitment)
-    for blob in (message.update, *state_blobs(message)):
-        index.add_reference(blob.digest, version_owner(message.fragment, version))
+    index.add_reference(message.update.digest, version_owner(message.fragment, version))
 
 
 def _row_owner(learner: str, fragment: int) -> str:

@@ -40,6 +40,7 @@ def make_status(
         uptime_seconds=uptime_seconds,
         progress=progress,
         num_parameters=int(index.value(retained.NUM_PARAMETERS) or b"0"),
+        settings_epoch=0 if record is None else len(record.past_sync),
         learners=learners,
         fragments=tuple(heads),
         num_pending=index.num_pending(),

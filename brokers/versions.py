@@ -17,7 +17,6 @@ from isles.brokers.store.index import Index
 from isles.proto.messages import (
     BlobRef,
     Checkpoint,
-    Commit,
     Done,
     Error,
     Fenced,
@@ -48,7 +47,7 @@ def heads(index: Index) -> tuple[Head, ...]:
     )
 
 
-def state_blobs(version: Checkpoint | Commit | VersionInfo) -> list[BlobRef]:
+def state_blobs(version: Checkpoint | VersionInfo) -> list[BlobRef]:
     """The whole state of a version; nothing if it is no checkpoint."""
     candidates = (version.parameters, version.momentum, version.remainder)
     return [] if version.parameters is None else [blob for blob in candidates if blob is not None]

@@ -585,9 +585,6 @@ class Commit(Message):
     parameters_sha256: Digest
     optimizer_sha256: Digest | None = None
     update: BlobRef
-    parameters: BlobRef | None = None
-    momentum: BlobRef | None = None
-    remainder: BlobRef | None = None
     recipe: Recipe
 
 
@@ -678,6 +675,8 @@ class Status(Message):
     progress: Share
     """The global step as a share of the budget."""
     num_parameters: Count = 0
+    settings_epoch: Count = 0
+    """How often the settings of the synchronisation were changed since the run began."""
     learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)] = ()
     fragments: Annotated[tuple[VersionInfo, ...], Field(max_length=4096)] = ()
     num_pending: dict[FragmentId, Count] = {}

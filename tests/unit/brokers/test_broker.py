@@ -121,7 +121,6 @@ def test_the_golden_path_from_nothing_to_a_version_that_is_fetched(house: House,
         base_version=0,
         parameters_sha256="1" * 64,
         update=blob_of(update),
-        parameters=blob_of(parameters),
         recipe=Recipe(ingredients=(ingredient,), fraction=1.0, merge_rule="mean", settings_digest="2" * 64),
     )
     assert isinstance(house.ask(outer, commit), Committed)
