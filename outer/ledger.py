@@ -26,8 +26,8 @@ def make_recipe(
     """The recipe of version `head_version` + 1, made from `contributions` of distinct learners, at least one.
 
     Its ingredients are in sorted id order whatever the order here: sums of singles depend on it. `learning_rate` is
-    that of this outer step, None for the constant one of the settings. Buffers are no work that a step could be a part
-    of: their fraction is always 1.
+    that of this outer step, None for the constant one of the settings. Buffers always take a partial step in a partial
+    round: whole ones of several learners in a row would carry a running variance past its value, and below zero.
     """
     known = by_name(learners)
     merged = sorted(contributions, key=lambda contribution: contribution.id)
@@ -50,7 +50,7 @@ def make_recipe(
     part = fraction(contributions, learners) * discounted_share(weights, discounts)
     return Recipe(
         ingredients=ingredients,
-        fraction=part if sync.has_fractional_steps and not is_buffers else 1.0,
+        fraction=part if sync.has_fractional_steps or is_buffers else 1.0,
         merge_rule=sync.merge_rule,
         settings_digest=sync.digest,
         learning_rate=learning_rate,

@@ -76,7 +76,7 @@ def finish_version(
         remainder <- exact - parameters
 
     lr is the recipe's, or the settings' if it has none. With f = 1 the step is that of Nesterov's method as in
-    `torch.optim.SGD`. Buffers have no momentum, and f = lr = 1 in their recipes.
+    `torch.optim.SGD`. Buffers have no momentum, and lr = 1 in their recipes.
 
     Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update.
     """

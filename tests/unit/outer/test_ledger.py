@@ -95,8 +95,9 @@ def test_a_recipe_carries_the_rate_of_its_step(two: Callable[..., Recipe]) -> No
     assert two(SYNC).learning_rate is None
 
 
-def test_buffers_are_no_work_that_could_be_a_part_of_a_step(two: Callable[..., Recipe]) -> None:
-    assert two(SYNC, is_buffers=True).fraction == 1.0
+def test_buffers_take_a_part_of_a_step_in_a_partial_round_whatever_the_settings(two: Callable[..., Recipe]) -> None:
+    for sync in (SYNC, SyncSettings(has_fractional_steps=False)):
+        assert two(sync, is_buffers=True).fraction == 0.5
 
 
 def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
