@@ -76,6 +76,7 @@ def as_json(status: Status, unix: float) -> dict[str, Any]:
         "run": status.run,
         "progress": status.progress,
         "num_parameters": status.num_parameters,
+        "settings_epoch": status.settings_epoch,
         "broker_incarnation": status.broker_incarnation,
         "uptime_seconds": status.uptime_seconds,
         "regions": regions,
@@ -102,11 +103,17 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
         f"merged in {totals.rounds_committed} rounds\n"
         f"{live} of {len(status.learners)} learners live, {amount(status.num_parameters)} parameters, broker up for "
         f"{seconds_text(status.uptime_seconds)}\n"
+        f"{_settings_line(status.settings_epoch)}"
         f"{totals.merged} contributions merged, {sum(status.num_pending.values())} pending, "
         f"{totals.rejected} rejected, {totals.expired} expired\n"
         f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )
     return [head, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
+
+
+def _settings_line(epoch: int) -> str:
+    times = "once" if epoch == 1 else f"{epoch} times"
+    return f"settings were changed {times}; `isles history` says how\n" if epoch else ""
 
 
 def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:

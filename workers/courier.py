@@ -349,6 +349,11 @@ class Courier:
         self._last_seq = welcome.seq
         self._take_shards(welcome.shards)
         self._compare(welcome.heads, welcome.rows)
+        if welcome.run_record.sync != self._sync:
+            raise RefusedError(
+                f"the settings of the run were changed while the broker at {self._address} stood still: start this "
+                "worker again, it resumes from its checkpoint"
+            )
 
     def _ask_shards(self) -> None:
         """One question at a time, with everything that is to be returned: they must not pile up without a broker."""

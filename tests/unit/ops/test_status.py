@@ -61,6 +61,12 @@ def test_the_tables_fit_eighty_columns_without_loss(status: Status) -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize(("epoch", "text"), [(1, "settings were changed once;"), (2, "changed 2 times;")])
+def test_changes_of_the_settings_are_told(epoch: int, text: str, status: Status) -> None:
+    assert "settings were changed" not in text_of(status)
+    assert text in text_of(status.model_copy(update={"settings_epoch": epoch}))
+
+
 def test_a_broker_without_a_run_says_so(status: Status) -> None:
     assert "has no run yet" in text_of(status.model_copy(update={"run": ""}))
 

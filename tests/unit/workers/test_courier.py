@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from isles.proto.agreement import SyncSettings
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.client import Answered, Client, Hinted, Refused
 from isles.proto.client import Welcomed as ClientWelcomed
 from isles.proto.clock import ManualClock
@@ -324,6 +324,16 @@ def make_welcome(**fields: Any) -> Welcome:
 def test_a_broker_that_comes_back_without_the_run_ends_the_learner_with_what_to_do(desk: Desk) -> None:
     with pytest.raises(RefusedError, match="store was emptied"):
         desk.courier._handle(ClientWelcomed(make_welcome()))
+
+
+def test_a_broker_that_comes_back_with_other_settings_ends_the_learner_with_what_to_do(desk: Desk) -> None:
+    record = make_record(SYNC.model_copy(update={"interval_steps": 1 + SYNC.interval_steps}))
+    with pytest.raises(RefusedError, match=r"settings of the run were changed.*start this worker again"):
+        desk.courier._handle(ClientWelcomed(make_welcome(run_record=record)))
+
+
+def make_record(sync: SyncSettings) -> RunRecord:
+    return RunRecord(run="toy", seed=1, sync=sync, budget=Budget(rounds=9), manifest_digest="0" * 64, manifest="{}")
 
 
 @pytest.mark.parametrize(("code", "error"), [("fenced", FencedError), ("manifest", RefusedError)])
