@@ -72,7 +72,13 @@ class Desk:
         stock: Stock,
         logger: Logger,
     ) -> None:
-        self.rounds = Rounds(fragment, record.sync, record.budget, list_seconds=settings.list_seconds)
+        self.rounds = Rounds(
+            fragment,
+            record.sync,
+            record.budget,
+            list_seconds=settings.list_seconds,
+            is_buffers=manifest.fragments[fragment].is_buffers,
+        )
         self.timer_at: float | None = None
         self._fragment = fragment
         self._sync, self._past = record.sync, record.past_sync
@@ -141,6 +147,11 @@ class Desk:
         """Begins no more rounds, finishes what is under way, and leaves a checkpoint behind; then it is not busy."""
         self._is_stopping = True
         self._wind_down()
+
+    def close(self) -> None:
+        """Ends everything; answers that are still to come mean nothing any more."""
+        self._is_stopping = False
+        self.handle(orders.LeaseLost())
 
     def tick(self) -> None:
         """Fires the timer when it is time."""

@@ -183,26 +183,29 @@ class Outer:
         self._lease_seconds = welcome.limits.outer_lease_seconds
         if record is None:
             return
-        if self._record is None:
-            self._open_desks(record)
-        elif record != self._record:
+        if self._record is not None and (record.run, record.manifest) != (self._record.run, self._record.manifest):
             raise RefusedError(
                 f"the broker at {self._settings.broker} now serves another run ({record.run}) than the one this outer "
                 f"merged ({self._record.run}): start it again if that is meant"
             )
+        if record != self._record:
+            self._open_desks(record)
         self._lease_at = self._clock.now()
         for desk in self._desks:
             desk.handle(orders.Rejoined())
 
     def _open_desks(self, record: RunRecord) -> None:
+        """Begins to merge a run, or goes on with one that was given other settings while its broker stood still."""
         from isles.outer.desk import Desk  # loads numpy, which nobody needs before there is a run
         from isles.outer.state_cache import StateCache
 
         manifest = Manifest.from_text(record.manifest)
-        if manifest.digest != record.manifest_digest or len(manifest.fragments) != record.sync.num_fragments:
+        if manifest.digest != record.manifest_digest or manifest.num_parameter_fragments != record.sync.num_fragments:
             raise RefusedError(
                 "the run's record contradicts its own manifest: the store was not written by this system"
             )
+        for desk in self._desks:
+            desk.close()
         self._record = record
         settings = self._settings
         states = StateCache(settings.state_cache_bytes, settings.scratch_dir)
