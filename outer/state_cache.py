@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +25,8 @@ PARTS: Final = ("parameters", "momentum", "remainder")
 
 IO_BYTES_MAX: Final = 64 << 20
 """Bytes of one read or write: a system may do fewer than it is asked for, and none does more than 2 GiB at once."""
+
+FILE_PREFIX: Final = "isles-outer-"
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Slot:
         return all(isinstance(part, np.ndarray) for part in self.parts.values())
 
 
-@dataclass
+@dataclass(eq=False)
 class StateCache:
     """All states of one outer. Every method may be called on any thread; those that may touch the disk say so."""
 
@@ -56,7 +60,9 @@ class StateCache:
     bytes_on_disk: int = 0
     """Of the states that are on disk now; the file may be as long as they ever were."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _file: IO[bytes] | None = None
+    _file: int | None = None
+    """Its descriptor."""
+    _close_file: Callable[[], object] | None = None
     _file_bytes: int = 0
     _free: dict[int, list[int]] = field(default_factory=dict)
     """Length -> offsets of that many free bytes: the states of a fragment are all equally long."""
@@ -117,9 +123,9 @@ class StateCache:
     def close(self) -> None:
         """Frees the scratch file; no slot can be read any more."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            if self._close_file is not None:
+                self._close_file()
+                self._file = self._close_file = None
 
     # ---------------------------------------------------------------------------------------------------------- scratch
 
@@ -173,8 +179,10 @@ class StateCache:
         if self._file is None:
             if self.scratch_dir:
                 Path(self.scratch_dir).mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - closed by `close`
-        return self._file.fileno()
+            self._file, path = tempfile.mkstemp(prefix=FILE_PREFIX, dir=self._folder)
+            os.unlink(path)
+            self._close_file = weakref.finalize(self, os.close, self._file)
+        return self._file
 
     def _full(self, num_bytes: int, error: OSError) -> UsageError:
         return UsageError(

@@ -243,12 +243,12 @@ class World:
     def outside(self, role: Role, name: str, incarnation: str) -> Outside:
         return Outside(self, role, name, incarnation)
 
-    def outer(self, name: str, clock: ManualClock | None = None) -> tuple[Outer, ListLogger, HeldJobs]:
+    def outer(self, name: str, clock: ManualClock | None = None, **settings: Any) -> tuple[Outer, ListLogger, HeldJobs]:
         """An outer that takes part from now on."""
         logger, jobs = ListLogger(), HeldJobs()
         hello = Hello(role="outer", id=name, incarnation=hashlib.sha256(name.encode()).hexdigest()[:16])
         connection = Connection(hello, self.transport.connect(), clock or self.clock)
-        outer = Outer(OuterSettings(id=name), connection, logger, clock or self.clock, jobs)
+        outer = Outer(OuterSettings(id=name, **settings), connection, logger, clock or self.clock, jobs)
         outer.start()
         self.outers.append(outer)
         return outer, logger, jobs

@@ -110,10 +110,10 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed(tmp_path: Path) -> None:
     cache = StateCache(0, str(tmp_path))
     slot = cache.put(state_of(1))
     assert cache._file is not None
-    os.pwrite(cache._file.fileno(), b"x", 50)
+    os.pwrite(cache._file, b"x", 50)
     with pytest.raises(StoreError, match="other bytes"):
         cache.read(slot)
-    os.truncate(cache._file.fileno(), 60)
+    os.truncate(cache._file, 60)
     with pytest.raises(StoreError, match="other bytes"):
         cache.read_part(slot, "remainder")
     cache.close()
