@@ -86,7 +86,7 @@ class SyncSettings(BaseModel):
     )
     staleness_exponent: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = Field(
         default=0.0,
-        description="a in (1 + versions behind)^-a, the share that a contribution with an old base counts for",
+        description="exponent a of the weight (1 + versions behind)^-a that old work keeps; 0 = all of it",
     )
     outer_learning_rate: Positive = Field(default=0.7, description="step of the outer optimizer, at its highest")
     outer_schedule: OuterSchedule = Field(

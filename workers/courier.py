@@ -30,6 +30,7 @@ from isles.proto.logs import Logger
 from isles.proto.manifest import codecs_of
 from isles.proto.messages import (
     Accepted,
+    Alive,
     AskHeads,
     BlobRef,
     Contribution,
@@ -53,7 +54,7 @@ from isles.proto.messages import (
 from isles.workers.account import Account
 from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival, Mailbox
-from isles.workers.orders import Cued, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
 from isles.workers.session import NOT_FINITE
 from isles.workers.versions import Built, Held, VersionBuilder
 
@@ -325,6 +326,8 @@ class Courier:
                     shard: cursor for shard, cursor in self._returning.items() if ask.returned.get(shard) != cursor
                 }
                 self._take_shards(reply.shards)
+            case Progress(), Alive() if self._sync.has_dynamic_interval:
+                self.mailbox.tell_pace(PaceTold(reply.typical_step_seconds, ask.step_seconds))
             case Leave(), Done():
                 self._is_stopping = True
             case _, Error():
@@ -346,14 +349,14 @@ class Courier:
                 f"the broker at {self._address} came back without this run: its store was emptied; give it the old "
                 "store, or start all workers anew with empty checkpoint folders"
             )
-        self._last_seq = welcome.seq
-        self._take_shards(welcome.shards)
-        self._compare(welcome.heads, welcome.rows)
         if welcome.run_record.sync != self._sync:
             raise RefusedError(
                 f"the settings of the run were changed while the broker at {self._address} stood still: start this "
                 "worker again, it resumes from its checkpoint"
             )
+        self._last_seq = welcome.seq
+        self._take_shards(welcome.shards)
+        self._compare(welcome.heads, welcome.rows)
 
     def _ask_shards(self) -> None:
         """One question at a time, with everything that is to be returned: they must not pile up without a broker."""

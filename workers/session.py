@@ -2,7 +2,7 @@
 
     facts in (handle)                                orders out
     StepTaken, Boundary                              TakeAccount: copy U, encode it, offer it under this id
-    Cued, VersionArrived                             ApplyVersion, Reset: change the live parameters
+    Cued, PaceTold, VersionArrived                   ApplyVersion, Reset: change the live parameters
     PayloadEncoded, PayloadFailed                    AskVersion, ForgetPayload
     Accepted, Expired, Merged, Rejected, Fenced      Await: deterministic runs wait here
     Welcomed, DrainRequested                         Log, Stop
@@ -45,6 +45,7 @@ from isles.workers.orders import (
     FragmentSpoiled,
     Instruction,
     Log,
+    PaceTold,
     PayloadEncoded,
     PayloadFailed,
     Reset,
@@ -58,11 +59,12 @@ from isles.workers.orders import (
     log_reset,
     stop_before_older_store,
 )
+from isles.workers.pace import paced_interval
 
 __all__ = [
     "NOT_FINITE", "ApplyVersion", "AskVersion", "Await", "Boundary", "Cued", "DrainRequested", "Event", "ForgetPayload",
-    "FragmentBooks", "FragmentSpoiled", "Instruction", "Log", "OpenContribution", "PayloadEncoded", "PayloadFailed",
-    "Reset", "Session", "StepTaken", "Stop", "TakeAccount", "VersionArrived", "Welcomed",
+    "FragmentBooks", "FragmentSpoiled", "Instruction", "Log", "OpenContribution", "PaceTold", "PayloadEncoded",
+    "PayloadFailed", "Reset", "Session", "StepTaken", "Stop", "TakeAccount", "VersionArrived", "Welcomed",
 ]  # fmt: skip
 
 NOT_FINITE: Final = "not finite"
@@ -104,6 +106,8 @@ class Session:
         self.learner = learner
         self.incarnation = incarnation
         self.num_steps = num_steps
+        self.interval_steps = sync.interval_steps
+        """H of this learner: it moves with its speed if the run has dynamic intervals."""
         self.cursor: dict[int, int] = dict(cursor or {})
         self.is_draining = False
         self.is_stopped = False
@@ -175,6 +179,9 @@ class Session:
                 return []
             case PayloadEncoded():
                 return self._take_encoded(event)
+            case PaceTold():
+                self._take_pace(event)
+                return []
             case Cued() | VersionArrived() | PayloadFailed() | FragmentSpoiled():
                 self._note(event)
                 return []
@@ -232,8 +239,14 @@ class Session:
     def _take_expired(self, books: FragmentBooks, head: int) -> list[Instruction]:
         """The work stays in the account and is offered again from a newer base."""
         books.hold = head
-        books.clock = max(books.clock, self.sync.interval_steps)
+        books.clock = max(books.clock, self.interval_steps)
         return [*self._close(books), AskVersion(books.fragment, books.base)]
+
+    def _take_pace(self, pace: PaceTold) -> None:
+        if self.sync.has_dynamic_interval:
+            self.interval_steps = paced_interval(
+                self.sync.interval_steps, typical_seconds=pace.typical_seconds, own_seconds=pace.own_seconds
+            )
 
     def _take_fenced(self) -> list[Instruction]:
         self.is_stopped = True
@@ -387,9 +400,9 @@ class Session:
             return []
         able = [books for books in self.books if self._is_able(books)]
         urgent = [books for books in able if self._is_urgent(books)]
-        due = [books for books in able if books not in urgent and books.clock >= self.sync.interval_steps]
+        due = [books for books in able if books not in urgent and books.clock >= self.interval_steps]
         due.sort(key=lambda books: (-books.clock, books.fragment))
-        num_at_once = ceil(len(self.books) / self.sync.interval_steps)
+        num_at_once = ceil(len(self.books) / self.interval_steps)
         return [self._take_account(books) for books in (*urgent, *due[:num_at_once])]
 
     def _is_able(self, books: FragmentBooks) -> bool:

@@ -21,6 +21,7 @@ from isles.proto.logs import ListLogger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     Accepted,
+    Alive,
     AskHeads,
     AskVersion,
     Done,
@@ -49,7 +50,7 @@ from isles.workers.courier import Courier, Encode, Forget, RequestShards, SayGoo
 from isles.workers.description import describe
 from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival, Mailbox
-from isles.workers.orders import Cued, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
 from isles.workers.parameters import parameters_digest
 from isles.workers.versions import Held
 
@@ -87,7 +88,9 @@ class FakeConnection:
 class Desk:
     """A courier whose thread does not run: the test takes its turns."""
 
-    def __init__(self, payloads: dict[ContributionId, bytes] | None = None, connection: Any = None) -> None:
+    def __init__(
+        self, payloads: dict[ContributionId, bytes] | None = None, connection: Any = None, sync: SyncSettings = SYNC
+    ) -> None:
         self.connection = connection or FakeConnection()
         self.clock = ManualClock()
         self.log = ListLogger()
@@ -97,7 +100,7 @@ class Desk:
         zeros = {fragment: Held(3, torch.zeros(count)) for fragment, count in enumerate(self.flat.num_values)}
         self.courier = Courier(
             self.connection,
-            SYNC,
+            sync,
             self.flat,
             learner="us-0",
             address="memory",
@@ -302,6 +305,18 @@ def test_progress_is_sent_each_heartbeat_and_only_the_newest_is_repeated(desk: D
     for _ in range(3):
         desk.pass_time(Limits().heartbeat_seconds)
         assert desk.connection.take(Progress) == [Progress(steps=7)]
+
+
+@pytest.mark.parametrize(("has_dynamic_interval", "wanted"), [(False, []), (True, [PaceTold(0.25, 0.5)])])
+def test_the_fleets_pace_goes_to_the_session_if_the_run_has_dynamic_intervals(
+    has_dynamic_interval: bool, wanted: list[PaceTold]
+) -> None:
+    desk = Desk(sync=SYNC.model_copy(update={"has_dynamic_interval": has_dynamic_interval}))
+    for typical in (0.2, 0.25):
+        desk.answer(Progress(step_seconds=0.5), Alive(typical_step_seconds=typical))
+    assert not desk.courier.mailbox.wait(0.0)
+    assert desk.courier.mailbox.take()[0] == wanted
+    assert desk.courier.mailbox.take()[0] == []
 
 
 def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Desk) -> None:
