@@ -317,8 +317,7 @@ def test_a_frozen_outer_is_replaced_and_stands_by_when_it_wakes(up: Up, tmp_path
     run_dir = tmp_path / "run"
     process = up("--workers=us=2", "--tokens=300000")
     wait_for(process, lambda: has_event(run_dir, "outer", "round.merged"), "a first round")
-    flags = ("--config", run_dir / "config.toml", "--id", "second", "--log-file", run_dir / "logs" / "second.jsonl")
-    second = subprocess.Popen([str(part) for part in (ISLES, "outer", *flags)], stdin=subprocess.DEVNULL)
+    second = start_outer(run_dir, "second")
     try:
         wait_for(process, lambda: has_event(run_dir, "second", "outer.standing_by"), "the second outer's standing by")
         frozen = pids(run_dir)["outer"]
@@ -334,3 +333,43 @@ def test_a_frozen_outer_is_replaced_and_stands_by_when_it_wakes(up: Up, tmp_path
     summary = summary_of(run_dir)
     assert summary["tokens_merged"] >= 0.98 * summary["tokens_produced"] > 0
     assert summary["contributions"]["rejected"] == summary["restarts"] == 0
+
+
+def test_an_outer_that_is_killed_is_replaced_by_one_that_computes_its_state_anew(up: Up, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = up("--workers=us=2", "--tokens=300000")
+    wait_for(process, lambda: has_event(run_dir, "outer", "round.merged"), "a first round")
+    others = [start_outer(run_dir, name) for name in ("second", "third")]
+    try:
+        wait_for(process, lambda: has_event(run_dir, "second", "outer.standing_by"), "the second outer's standing by")
+        wait_for(process, lambda: has_event(run_dir, "third", "outer.standing_by"), "the third outer's standing by")
+        frozen = pids(run_dir)["outer"]  # `up` would start it again if it died, so it only sleeps
+        os.kill(frozen, signal.SIGSTOP)
+        is_next = wait_for_one(process, run_dir, ("second", "third"), "round.merged")
+        killed, heir = (("second", "third"), ("third", "second"))[is_next]
+        others[is_next].kill()
+        wait_for(process, lambda: has_event(run_dir, heir, "round.merged"), f"a round of the {heir} outer")
+        os.kill(frozen, signal.SIGCONT)
+        code, _, err = finish(process)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert code == 0, err
+    assert not has_event(run_dir, killed, "process.stopped")
+    recovered = [one for one in events_of(run_dir, heir) if one["event"] == "state.recovered"]
+    assert sum(one["num_versions"] for one in recovered) > 0
+    summary = summary_of(run_dir)
+    assert summary["tokens_merged"] >= 0.98 * summary["tokens_produced"] > 0
+    assert summary["contributions"]["rejected"] == summary["restarts"] == 0
+
+
+def start_outer(run_dir: Path, name: str) -> subprocess.Popen[bytes]:
+    flags = ("--config", run_dir / "config.toml", "--id", name, "--log-file", run_dir / "logs" / f"{name}.jsonl")
+    return subprocess.Popen([str(part) for part in (ISLES, "outer", *flags)], stdin=subprocess.DEVNULL)
+
+
+def wait_for_one(process: subprocess.Popen[str], run_dir: Path, names: tuple[str, ...], event: str) -> int:
+    """The index of the first of some processes that says something."""
+    wait_for(process, lambda: any(has_event(run_dir, name, event) for name in names), f"{event} of {names}")
+    return next(index for index, name in enumerate(names) if has_event(run_dir, name, event))
