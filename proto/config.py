@@ -26,8 +26,6 @@ from isles.proto.errors import ConfigError
 from isles.proto.ids import Name
 
 VARIABLE_PREFIX: Final = "ISLES_"
-PRESET: Final = "preset"
-"""Name of a setting that gives the defaults of the others in its section."""
 CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
 HUGE: Final = 2**53
@@ -126,19 +124,17 @@ def resolve(
     """The configuration out of all sources.
 
     `models` are all sections that exist, so that a misspelt key is found wherever it stands; only those in `known`
-    (all if empty) are built and validated. `earlier` is a layer below the file, with every setting of an earlier start:
-    a preset stated now takes the place of its section there. Raises ConfigError, whose one sentence names the source,
-    the key, what is wrong and what is allowed.
+    (all if empty) are built and validated. `earlier` is a layer below the file. Raises ConfigError, whose one sentence
+    names the source, the key, what is wrong and what is allowed.
     """
     given = [
+        *earlier,
         *(_from_file(file, models) if file is not None else ()),
         *_from_environment(environment or {}, models),
         *flags,
     ]
-    preset_in = {one.key.partition(".")[0] for one in given if one.key.partition(".")[2] == PRESET}
-    kept = [one for one in earlier if one.key.partition(".")[0] not in preset_in]
     stated: dict[str, Stated] = {}
-    for one in (*kept, *given):
+    for one in given:
         _check_key(one, models)
         stated[one.key] = one
     wanted = set(known) or set(models)

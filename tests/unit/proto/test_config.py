@@ -125,18 +125,6 @@ def test_a_preset_survives_the_file_that_is_written_for_it_whatever_was_stated_w
     assert again.sections["sync"] == config.sections["sync"]
 
 
-def test_a_preset_stated_now_takes_the_place_of_what_an_earlier_start_resolved() -> None:
-    before = resolve(MODELS, flags=[flag("sync.preset", "streaming")])
-    earlier = [
-        Stated(f"sync.{key}", value, "earlier", is_text=False)
-        for key, value in before.sections["sync"].model_dump().items()
-    ]
-    now = resolve(MODELS, earlier=earlier, flags=[flag("sync.preset", "local-sgd"), flag("sync.quorum", "2")])
-    sync = now.section("sync", SyncSettings)
-    assert sync == SyncSettings(preset="local-sgd", quorum=2)
-    assert resolve(MODELS, earlier=earlier).sections["sync"] == before.sections["sync"]
-
-
 def test_the_source_that_won_is_remembered_for_each_setting_that_was_stated(write: Write) -> None:
     file = write("[kiln]\nshelves = 2\ndegrees = 1000")
     config = resolve(MODELS, file=file, flags=[flag("kiln.shelves", "3")])
