@@ -397,5 +397,5 @@ class Desk:
 
 
 def _checkpoint_of(listing: Listing) -> VersionInfo:
-    """The newest checkpoint; the head where the whole state of every version is stored."""
+    """The newest checkpoint. A broker that has none lists a head without a state, which recovery then complains of."""
     return listing.checkpoint or listing.head

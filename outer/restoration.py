@@ -167,7 +167,13 @@ class Restoration:
     def _remake(self, order: Remake) -> None:
         recipe = order.info.recipe
         assert recipe is not None
-        merge = start_merge(recipe, self._slices, order.sync)
+        try:
+            merge = start_merge(recipe, self._slices, order.sync)
+        except ValueError as error:
+            raise RefusedError(
+                f"fragment {self._fragment}, version {order.info.version} cannot be recomputed: its recipe does not "
+                f"fit the model: {error}"
+            ) from error
         call = partial(finish, merge, self._state_at_hand(), recipe, order.sync, self._slices, self._stock.states)
         self._feed = Feed(
             merge,

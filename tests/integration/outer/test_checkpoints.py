@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from isles.brokers.retained import RUN_RECORD
 from isles.outer.outer import Outer
 from isles.proto.errors import RefusedError
 from isles.proto.messages import Checkpoint, List, Listing, Upload
@@ -266,6 +267,26 @@ def test_a_broker_that_restarts_during_a_recovery_only_delays_it(world: Any, lea
     merge_one(world, learners[0], 9)
     assert recoveries(logger)[-1][1] >= 1
     assert versions(learners[1]) == list(range(6))
+
+
+def test_other_settings_are_taken_over_without_a_restart_and_older_versions_recomputed_under_theirs(
+    world: Any, learners: Any
+) -> None:
+    first, logger, _ = world.outer("first")
+    merge_one(world, learners[0], 1)
+    sync = world.record.sync.model_copy(update={"outer_momentum": 0.0, "codec_down": "fp32"})
+    world.record = world.record.model_copy(update={"sync": sync, "past_sync": (world.record.sync,)})
+    with world.store.index.transaction():
+        world.store.index.put_value(RUN_RECORD, world.record.model_dump_json().encode())
+    world.restart_broker()
+    merge_one(world, learners[0], 2)
+    assert recoveries(logger) == [(0, 0), (0, 1)]
+    leave_out(world, first)
+    _, second, _ = world.outer("second")
+    merge_one(world, learners[0], 3)
+    assert recoveries(second) == [(0, 2)]
+    digests = [info.recipe.settings_digest for info in learners[1].history()[1:]]
+    assert digests == [world.record.past_sync[0].digest, sync.digest, sync.digest]
 
 
 def test_nothing_of_a_checkpoint_is_in_a_commit(world: Any, learners: Any) -> None:
