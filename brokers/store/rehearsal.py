@@ -94,13 +94,11 @@ class RecordingFiles(DiskFiles):
     def __init__(self, notes: list[Note]) -> None:
         self._notes = notes
         self._numbers: dict[int, int] = {}
-        self._num_files = 0
 
     def create(self, path: Path) -> IO[bytes]:
         file = super().create(path)
-        self._num_files += 1
-        self._numbers[id(file)] = self._num_files
-        self._notes.append(Created(path.name, self._num_files))
+        number = self._numbers[id(file)] = len(self._notes)
+        self._notes.append(Created(path.name, number))
         return file
 
     def write(self, file: IO[bytes], payload: Bytes) -> None:
@@ -189,9 +187,8 @@ def crash(notes: Sequence[Note], fate: Fate) -> CrashedDisk:
     files: dict[int, _File] = {}
     names: dict[str, int] = {}
     durable: dict[str, int] = {}
-    changes: list[Note] = []
+    changes: list[_Change] = []
     image: bytes | None = None
-    promises: list[object] = []
     for note in notes:
         match note:
             case Created(_, number):
@@ -200,31 +197,45 @@ def crash(notes: Sequence[Note], fate: Fate) -> CrashedDisk:
                 files[number].data += data
             case Synced(number):
                 files[number].num_synced = len(files[number].data)
+            case FolderSynced():
+                durable, changes = dict(names), []
             case Committed(image):
                 pass
-            case Promised(what):
-                promises.append(what)
-        if isinstance(note, Created | Renamed | Deleted):
-            _change(names, note)
-            changes.append(note)
-        elif isinstance(note, FolderSynced):
-            durable, changes = dict(names), []
+        if (change := _change_of(note, names)) is not None:
+            change.apply(names)
+            changes.append(change)
     chance = random.Random(fate)
     for change in changes:
         if fate == "all of it" or (fate != "what was synced" and chance.random() < 0.5):
-            _change(durable, change)
+            change.apply(durable)
     found = {name: _remains(files[number], fate, chance) for name, number in durable.items()}
-    return CrashedDisk(found, image, promises)
+    return CrashedDisk(found, image, [note.what for note in notes if isinstance(note, Promised)])
 
 
-def _change(names: dict[str, int], note: Note) -> None:
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of the names in the folder."""
+
+    gone: str | None
+    name: str | None = None
+    number: int = 0
+
+    def apply(self, names: dict[str, int]) -> None:
+        if self.gone is not None:
+            names.pop(self.gone, None)
+        if self.name is not None:
+            names[self.name] = self.number
+
+
+def _change_of(note: Note, names: dict[str, int]) -> _Change | None:
     match note:
         case Created(name, number):
-            names[name] = number
-        case Renamed(name, new_name) if name in names:
-            names[new_name] = names.pop(name)
+            return _Change(None, name, number)
+        case Renamed(name, new_name):
+            return _Change(name, new_name, names[name])
         case Deleted(name):
-            names.pop(name, None)
+            return _Change(name)
+    return None
 
 
 def _remains(file: _File, fate: Fate, chance: random.Random) -> bytes:
