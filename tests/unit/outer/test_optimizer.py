@@ -41,10 +41,12 @@ def recipe_of(weights: Sequence[float], fraction: float = 1.0, sync: SyncSetting
             steps=1,
             weight=weight,
             clip=clip,
+            norms=(0.3,) if sync.merge_rule == "rda" else (),
         )
         for index, weight in enumerate(weights)
     )
-    return Recipe(ingredients=ingredients, fraction=fraction, merge_rule="mean", settings_digest=sync.digest)
+    rule, digest = sync.merge_rule, sync.digest
+    return Recipe(ingredients=ingredients, fraction=fraction, merge_rule=rule, settings_digest=digest)
 
 
 def random_vector(seed: int, num_values: int = 1000, scale: float = 1.0) -> Vector:
@@ -212,10 +214,10 @@ def test_an_update_beyond_its_codec_makes_no_version() -> None:
 # ------------------------------------------------------------------------------------------------------------ recompute
 
 
-@pytest.fixture
-def history() -> tuple[dict[str, bytes], list[bytes], Recipe, SyncSettings, NewVersion]:
+@pytest.fixture(params=["mean", "rda"])
+def history(request: pytest.FixtureRequest) -> tuple[dict[str, bytes], list[bytes], Recipe, SyncSettings, NewVersion]:
     """State and contributions as bytes of a store, and the version that an outer made of them."""
-    sync = SyncSettings(codec_up="int4", codec_down="int4")
+    sync = SyncSettings(codec_up="int4", codec_down="int4", merge_rule=request.param)
     state = FragmentState(random_vector(1), random_vector(2, scale=0.1), random_vector(3, scale=1e-3))
     payloads = [encode("int4", random_vector(10 + index, scale=0.01)) for index in range(3)]
     recipe = recipe_of([5.0, 7.0, 11.0], 0.6, sync)
