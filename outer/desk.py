@@ -218,8 +218,7 @@ class Desk:
         if not self.rounds.is_standing_by:
             self._listing = reply
             self._checkpointer.learn(_checkpoint_of(reply).version)
-            if self._merging is None and self._made is None and self._services.now() >= self._recover_at:
-                self._keeper.bring(reply.head, _checkpoint_of(reply))
+            self._recover(reply)
         self.handle(orders.Listed(reply))
 
     def _take_answer(self, ask: Any, epoch: int, reply: Message) -> None:
@@ -291,6 +290,14 @@ class Desk:
         self.handle(orders.PayloadScreened(contribution_id, reason))
 
     # -------------------------------------------------------------------------------------------- the state of the head
+
+    def _recover(self, listing: Listing) -> None:
+        """Brings the state of the head before it is needed; not for a listing that was overtaken by a commit."""
+        held = self._keeper.held
+        is_overtaken = held is not None and listing.head.version < held.point.version
+        is_ours = self._merging is not None or self._made is not None
+        if not is_overtaken and not is_ours and self._services.now() >= self._recover_at:
+            self._keeper.bring(listing.head, _checkpoint_of(listing))
 
     def _take_recovered(self, reason: str, payload_bytes: dict[int, int]) -> None:
         self._checkpointer.count(payload_bytes)

@@ -100,7 +100,8 @@ class Keeper:
         if restored.held is not None:
             self.keep(restored.held)
         if not restored.reason:
-            self._logger.info(
+            say = self._logger.info if recovery.num_remade else self._logger.debug
+            say(
                 "state.recovered",
                 fragment=self._fragment,
                 version=head.version,

@@ -10,6 +10,7 @@ import pytest
 
 from isles.brokers.retained import RUN_RECORD
 from isles.outer.outer import Outer
+from isles.outer.services import Unavailable
 from isles.proto.errors import RefusedError
 from isles.proto.messages import Checkpoint, List, Listing, Upload
 
@@ -234,6 +235,25 @@ def test_a_payload_that_is_needed_and_gone_ends_the_outer_with_its_name(world: A
     ):
         world.run(60.0)
     assert "recovery.failed" in logger.events()
+
+
+def test_a_recovery_that_is_put_off_goes_on_from_where_it_came_to(world: Any, learners: Any) -> None:
+    outer, _, _ = world.outer("first")
+    for seed in range(5):
+        merge_one(world, learners[0], seed)
+    leave_out(world, outer)
+    second, logger, _ = world.outer("second")
+    fetch, fetched = second.fetch, []
+
+    def put_off_once(blob: Any, then: Any, *, bytes_max: int) -> None:
+        fetched.append(blob)
+        then(Unavailable("internal", "not now")) if len(fetched) == 6 else fetch(blob, then, bytes_max=bytes_max)
+
+    second.fetch = put_off_once
+    world.until(lambda: len(recoveries(logger)) == 1)
+    assert "recovery.failed" in logger.events()
+    [(_, num_remade)] = recoveries(logger)
+    assert 0 < num_remade < 5
 
 
 def test_a_checkpoint_whose_bytes_are_gone_is_gone_around(world: Any, learners: Any) -> None:

@@ -87,6 +87,12 @@ def test_an_outer_waits_until_there_is_a_run(bare_world: Any) -> None:
     bare_world.until(lambda: learner.row().state == "merged")
 
 
+def test_an_outer_asks_rarely_whether_there_is_a_run(bare_world: Any) -> None:
+    bare_world.outer("first")
+    bare_world.run(100.0)
+    assert bare_world.broker_logger.events().count("client.joined") <= 8
+
+
 def test_what_is_not_finite_is_rejected_and_the_rest_is_merged(world: Any, learners: Any) -> None:
     world.outer("first")
     learners[0].contribute(not_finite(world.delta(0).size))

@@ -281,6 +281,14 @@ def test_a_version_that_is_too_large_for_the_broker_ends_the_outer_with_the_reme
 # ------------------------------------------------------------------------------------------------------------ recovery
 
 
+def test_a_listing_that_was_overtaken_by_a_commit_makes_nobody_go_back(place: Place) -> None:
+    place.make_version()
+    place.services.answer(Commit, Committed(fragment=0, version=1))
+    place.services.answer(List, place.listing)
+    assert place.services.fetched == []
+    assert place.bytes_held == 72
+
+
 def test_a_head_whose_state_is_gone_ends_the_outer_after_some_attempts(place: Place) -> None:
     place.deliver_delta()
     for _ in range(FAILURES_MAX - 1):
