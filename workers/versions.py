@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import torch
@@ -27,6 +28,10 @@ from isles.workers.parameters import parameters_digest, payload_bytes_max
 FETCHES_AHEAD: Final = 2
 """Blobs of one fragment that are fetched or wait at once: one is decoded while the next is on its way, and what a
 long chain takes in memory does not grow with it."""
+
+FETCH_BYTES_MAX: Final = 256 << 20
+"""Payload bytes of all fragments that are fetched or wait at once, unless those of one fragment are more: what joining
+takes in memory beside the model does not grow with it, and a fast link is still busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,18 @@ class _Way:
     reply: VersionReply
     blobs: deque[BlobRef]
     """The checkpoint's parameters, if it begins with one, then the updates; in the order of their use."""
-    values: torch.Tensor | None
-    """Changed in place; None until the checkpoint is here."""
+    start: torch.Tensor | None
+    """What is held, if it begins with that."""
+    values: torch.Tensor | None = None
+    """Changed in place; None until the first blob is here."""
     num_ordered: int = 0
     """Of `blobs`, from the left, those that are being fetched or are here."""
     parts: dict[str, bytearray] = field(default_factory=dict)
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Payload bytes that following it takes now."""
+        return sum(blob.size_bytes for blob in islice(self.blobs, FETCHES_AHEAD))
 
 
 @dataclass
@@ -89,6 +101,8 @@ class VersionBuilder:
         self._connection = connection
         self._log = log
         self._tracks = [_Track(fragment, count, held.get(fragment)) for fragment, count in enumerate(num_values)]
+        self._waiting: deque[tuple[_Track, _Way]] = deque()
+        """Ways that nothing is fetched for yet."""
 
     def version(self, fragment: int) -> int:
         """The newest version that was built; -1 = none yet."""
@@ -107,6 +121,11 @@ class VersionBuilder:
 
     def handle(self, news: News) -> list[Built]:
         """Takes one piece of news; returns what could be built with it."""
+        found = self._take(news)
+        self._start_ways()
+        return found
+
+    def _take(self, news: News) -> list[Built]:
         match news:
             case Answered(ask=AskVersion() as ask, reply=reply):
                 return self._take_reply(self._tracks[ask.fragment], ask, reply)
@@ -127,6 +146,17 @@ class VersionBuilder:
             and any(track.way.blobs[place].digest == blob.digest for place in range(track.way.num_ordered))
         ]
 
+    def _start_ways(self) -> None:
+        """Follows waiting replies as far as their payloads may be in memory beside those of the others."""
+        while self._waiting:
+            track, way = self._waiting[0]
+            busy = sum(one.way.bytes_ahead for one in self._tracks if one.way is not None and one.way.num_ordered)
+            if track.way is way and busy and busy + way.bytes_ahead > FETCH_BYTES_MAX:
+                return
+            self._waiting.popleft()
+            if track.way is way:
+                self._fetch_ahead(track, way)
+
     # ---------------------------------------------------------------------------------------------------- one fragment
 
     def _take_reply(self, track: _Track, ask: AskVersion, reply: object) -> list[Built]:
@@ -141,7 +171,7 @@ class VersionBuilder:
         if track.way is None:
             self._give_up(track, "", f"no way from {ask.base_version} to {reply.head.version}")
             return []
-        self._fetch_ahead(track, track.way)
+        self._waiting.append((track, track.way))
         return []
 
     @staticmethod
@@ -158,7 +188,7 @@ class VersionBuilder:
             return _Way(reply, blobs, None)
         if track.held is None or track.held.version != first or not blobs:
             return None
-        return _Way(reply, blobs, track.held.values.clone())
+        return _Way(reply, blobs, track.held.values)
 
     def _fetch_ahead(self, track: _Track, way: _Way) -> None:
         bytes_max = payload_bytes_max(track.num_values)
@@ -198,7 +228,7 @@ class VersionBuilder:
         if way.values is not None:
             way.values += decoded
             return
-        way.values = decoded
+        way.values = decoded if way.start is None else decoded.add_(way.start)
         begin = way.reply.snapshot
         if begin is not None and way.blobs:  # else it is the head, which is checked anyway
             _check(decoded, track.fragment, begin.version, begin.parameters_sha256)

@@ -251,3 +251,27 @@ def test_news_about_other_things_is_ignored() -> None:
     builder, _, _ = make()
     assert builder.handle(Fetched(blob_of(b"x"), bytearray(b"x"))) == []
     assert builder.handle(FetchFailed(blob_of(b"x"), "gone")) == []
+
+
+def test_payloads_beyond_the_limit_are_fetched_when_others_have_been_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [History(seed=fragment, fragment=fragment) for fragment in range(3)]
+    monkeypatch.setattr("isles.workers.versions.FETCH_BYTES_MAX", 2 * len(histories[0].updates[1]) + 100)
+    builder, connection, _ = make({f: Held(0, histories[f].values[0]) for f in range(3)}, count=3)
+    for fragment in range(3):
+        builder.want(fragment)
+        answer(builder, connection, histories[fragment].reply(1, 0))
+    assert connection.fetched == [blob_of(histories[fragment].updates[1]) for fragment in range(2)]
+    assert [built.fragment for built in deliver(builder, histories[1].updates[1])] == [1]
+    assert connection.fetched[2:] == [blob_of(histories[2].updates[1])]
+
+
+def test_a_fragment_over_the_limit_is_fetched_alone_and_a_failure_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [History(seed=fragment, fragment=fragment) for fragment in range(2)]
+    monkeypatch.setattr("isles.workers.versions.FETCH_BYTES_MAX", 1)
+    builder, connection, _ = make({f: Held(0, histories[f].values[0]) for f in range(2)}, count=2)
+    for fragment in range(2):
+        builder.want(fragment)
+        answer(builder, connection, histories[fragment].reply(1, 0))
+    assert connection.fetched == [blob_of(histories[0].updates[1])]
+    builder.handle(FetchFailed(connection.fetched[0], "gone"))
+    assert connection.fetched[1:] == [blob_of(histories[1].updates[1])]
