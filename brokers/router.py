@@ -91,15 +91,17 @@ _WORKER: Final[frozenset[Role]] = frozenset({"worker"})
 _OUTER: Final[frozenset[Role]] = frozenset({"outer"})
 _ONLOOKER: Final[frozenset[Role]] = frozenset({"evaluator", "operator"})
 _ANYBODY: Final[frozenset[Role]] = _WORKER | _OUTER | _ONLOOKER
+_STARTER: Final[frozenset[Role]] = _WORKER | {"operator"}
+"""A run is started by its first worker, or by whoever has weights to begin with."""
 
 VERBS: Final[dict[type[Message], Verb]] = {
-    Init: Verb(_WORKER, take_init, needs_run=False),
+    Init: Verb(_STARTER, take_init, needs_run=False),
     Progress: Verb(_ANYBODY, take_progress, needs_run=False),
     Leave: Verb(_ANYBODY, take_leave, needs_run=False),
     Shards: Verb(_WORKER, take_shards, needs_run=False),
     Offer: Verb(_WORKER, take_offer),
-    Upload: Verb(_WORKER | _OUTER, take_upload, needs_run=False),
-    Chunk: Verb(_WORKER | _OUTER, take_chunk, Channel.BULK, needs_run=False),
+    Upload: Verb(_STARTER | _OUTER, take_upload, needs_run=False),
+    Chunk: Verb(_STARTER | _OUTER, take_chunk, Channel.BULK, needs_run=False),
     Fetch: Verb(_ANYBODY, take_fetch, Channel.BULK),
     Credit: Verb(_ANYBODY, take_credit, Channel.BULK),
     AskVersion: Verb(_ANYBODY, take_ask_version),

@@ -14,6 +14,7 @@ import click
 from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
+    from isles.ops.run_folder import RunFolder
     from isles.proto.agreement import RunRecord
     from isles.workers.parameters import GlobalParameters
 
@@ -88,8 +89,7 @@ def read_description(path: Path) -> dict[str, Any]:
 @contextmanager
 def broker_of(run_dir: Path, timeout: float) -> Iterator[str]:
     """The address of the broker of a run folder; if the run is stopped, one is started for the while."""
-    from isles.ops.children import ChildProcess, child_environment
-    from isles.ops.run_folder import RunFolder, choose_address
+    from isles.ops.run_folder import RunFolder
 
     if not (run_dir / "store").is_dir():
         raise UsageError(f"{run_dir} is no run folder: it has no store; name the --run-dir that `isles up` was given")
@@ -97,18 +97,27 @@ def broker_of(run_dir: Path, timeout: float) -> Iterator[str]:
     if folder.is_locked():
         yield folder.read_state().address
         return
-    with folder:
-        address = choose_address("")
-        arguments = ["broker", "--store", str(folder.store), "--port", str(address.control_port), "--exit-with-parent"]
-        arguments += ["--log-file", str(folder.log("broker"))]
-        child = ChildProcess(arguments, output=folder.errors("broker"), environment=child_environment(1))
-        try:
-            yield str(address)
-        finally:
-            child.terminate()
-            child.wait(timeout)
-            child.close()
-            folder.tidy()
+    with folder, broker_for_a_while(folder, timeout) as address:
+        yield address
+
+
+@contextmanager
+def broker_for_a_while(folder: RunFolder, timeout: float) -> Iterator[str]:
+    """The address of a broker that is started on the store of a locked run folder, and stopped in the end."""
+    from isles.ops.children import ChildProcess, child_environment
+    from isles.ops.run_folder import choose_address
+
+    address = choose_address("")
+    arguments = ["broker", "--store", str(folder.store), "--port", str(address.control_port), "--exit-with-parent"]
+    arguments += ["--log-file", str(folder.log("broker"))]
+    child = ChildProcess(arguments, output=folder.errors("broker"), environment=child_environment(1))
+    try:
+        yield str(address)
+    finally:
+        child.terminate()
+        child.wait(timeout)
+        child.close()
+        folder.tidy()
 
 
 def write_parameters(address: str, output: Path, timeout: float) -> str:

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "worker": _Entry("isles.ops.processes", "Train: one learner."),
     "evaluate": _Entry("isles.ops.processes", "Validate the global parameters while they change."),
     "status": _Entry("isles.ops.status", "Show what a broker knows of its run."),
+    "init": _Entry("isles.ops.init", "Start a run from given weights."),
     "change": _Entry("isles.ops.change", "Give a stopped run other settings."),
     "history": _Entry("isles.ops.history", "List the versions of a run and what they were made from."),
     "replay": _Entry("isles.ops.replay", "Recompute a run from its tape and compare every bit."),

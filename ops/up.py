@@ -91,7 +91,7 @@ def _up(
         if summary is not None and summary.get("status") == "finished" and not BUDGET_KEYS & changes.keys():
             return _tell_finished(folder, summary, config, changes, is_json=is_json)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
-        config = _settle(folder, state, config, has_port="broker.port" in asked.stated)
+        config = settle(folder, state, config, has_port="broker.port" in asked.stated)
         if new is not None and changes:
             write_record(folder.store, new)
         return _run(folder, state, config, new, changes, is_json=is_json)
@@ -169,7 +169,7 @@ def _single_workers(config: Config, single: Mapping[str, str]) -> dict[str, str]
     return dict(single)
 
 
-def _settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -> Config:
+def settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -> Config:
     """The configuration with this folder's address and paths in it, so that it suits a worker started by hand as well.
 
     `has_port` means that somebody chose the broker's port for this very start; else the one of the last start is taken

@@ -66,9 +66,11 @@ class Connection:
             self.start()
         return self._wait(Welcomed, None, timeout_seconds, address)
 
-    def ask_and_wait(self, message: Message, timeout_seconds: float, *, address: str) -> Message:
+    def ask_and_wait(
+        self, message: Message, timeout_seconds: float, *, address: str, payload: bytes | memoryview | None = None
+    ) -> Message:
         """Asks and polls until the answer is there. For commands and start-up; drops other news. Raises as above."""
-        self.ask(message)
+        self.ask(message, payload)
         return self._wait(Answered, message, timeout_seconds, address).reply
 
     def fetch_and_wait(self, blob: BlobRef, timeout_seconds: float, *, bytes_max: int, address: str) -> bytearray:

@@ -305,7 +305,10 @@ class Welcome(Message):
 
 
 class Init(Message):
-    """Worker -> broker: the run record and version 0. First writer wins, atomically; the blobs were uploaded before."""
+    """Worker or operator -> broker: the run record and version 0, whose blobs were uploaded before.
+
+    The first writer wins, atomically.
+    """
 
     tag = 3
     run_record: RunRecord
@@ -313,7 +316,7 @@ class Init(Message):
 
 
 class Initialised(Message):
-    """Broker -> worker: the run exists; `is_mine` says whose INIT it was. Say HELLO again to learn its state."""
+    """Broker -> its sender: the run exists; `is_mine` says whose INIT it was. Say HELLO again to learn its state."""
 
     tag = 4
     is_mine: bool

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
-
 from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
 from isles.proto.client import Answered, Hinted, Welcomed
 from isles.proto.clock import Clock
@@ -101,7 +99,7 @@ class Joiner:
         welcome, fault = self._say_hello(), ""
         for _ in range(FIRST_VERSION_TRIES_MAX):
             if welcome.run_record is None and self._new_run is not None:
-                fault = self._initialise(self._new_run)
+                fault = offer_first_version(self._tensors, self._new_run, self._ask)
                 welcome = self._say_hello()
                 if welcome.run_record is None and fault:
                     self._log.warning("message.refused", code="init", text=fault)
@@ -126,29 +124,6 @@ class Joiner:
         self._connection.client.hello = hello.model_copy(update=update)
         self._log.info("broker.joined", address=self._address, run=record.run)
         return Joined(welcome, record, manifest)
-
-    # -------------------------------------------------------------------------------------------------------- the first
-
-    def _initialise(self, new_run: NewRun) -> str:
-        """Offers this model as version 0; returns what the broker objected to, or an empty text."""
-        manifest = Manifest.build(self._tensors.specs, self._tensors.aliases, new_run.sync.num_fragments)
-        flat = FlatModel(self._tensors, manifest)
-        versions = []
-        for fragment in range(len(manifest.fragments)):
-            values = flat.gather(fragment)
-            blob, fault = self._upload(values)
-            if blob is None:
-                return fault
-            digest = parameters_digest(values)
-            versions.append(VersionInfo(fragment=fragment, version=0, parameters_sha256=digest, parameters=blob))
-        reply = self._ask(Init(run_record=new_run.record(manifest), versions=tuple(versions)))
-        return "" if isinstance(reply, Initialised) else _text_of(reply)
-
-    def _upload(self, values: torch.Tensor) -> tuple[BlobRef | None, str]:
-        payload = encode(PARAMETERS_CODEC, values)
-        blob = BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
-        reply = self._ask(Upload(blob=blob), payload)
-        return (blob, "") if isinstance(reply, Stored) else (None, _text_of(reply))
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -192,6 +167,27 @@ class Joiner:
                 if is_wanted(news):
                     return news
         return None
+
+
+def offer_first_version(tensors: ModelTensors, new_run: NewRun, ask: Callable[..., Message]) -> str:
+    """Offers a model as version 0 of a new run; returns what the broker objected to, or an empty text.
+
+    `ask(message, payload)` waits for the answer. Raises ManifestError for a model that cannot be split as asked.
+    """
+    manifest = Manifest.build(tensors.specs, tensors.aliases, new_run.sync.num_fragments)
+    flat = FlatModel(tensors, manifest)
+    versions = []
+    for fragment in range(len(manifest.fragments)):
+        values = flat.gather(fragment)
+        payload = encode(PARAMETERS_CODEC, values)
+        blob = BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
+        reply = ask(Upload(blob=blob), payload)
+        if not isinstance(reply, Stored):
+            return _text_of(reply)
+        digest = parameters_digest(values)
+        versions.append(VersionInfo(fragment=fragment, version=0, parameters_sha256=digest, parameters=blob))
+    reply = ask(Init(run_record=new_run.record(manifest), versions=tuple(versions)))
+    return "" if isinstance(reply, Initialised) else _text_of(reply)
 
 
 def _text_of(reply: Message) -> str:
