@@ -52,7 +52,8 @@ BUDGET = Budget(tokens=100_000)
 class Toy:
     """A learner with the small model that it trains."""
 
-    def __init__(self, learner: Learner, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, name: str, learner: Learner, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.name = name
         self.learner = learner
         self.model = model
         self.optimizer = optimizer
@@ -188,7 +189,7 @@ class World:
             "join_timeout_seconds": WAIT_SECONDS,
             **arguments,
         }
-        return Toy(Learner(model, optimizer, learner=name, **settings), model, optimizer)
+        return Toy(name, Learner(model, optimizer, learner=name, **settings), model, optimizer)
 
     def _start(self, name: str, run: Callable[[threading.Event], None]) -> None:
         stop = threading.Event()
