@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from isles.ops.log_watch import Warned
 from isles.ops.summary import Summary, bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
 from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text, sparkline
@@ -57,6 +58,16 @@ class View:
     progress_at_start: tuple[float, float] | None = None
     """The first progress that was seen after this start, and when: what is left is estimated from there."""
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
+
+    warned: Warned | None = None
+    """The last warning or error in a child's log."""
+    warned_at: float = 0.0
+    num_warned: int = 0
+
+    def warn(self, now: float, warned: Warned) -> None:
+        """Remembers what a child complained about."""
+        self.warned, self.warned_at = warned, now
+        self.num_warned += 1
 
     def note(self, now: float, text: str) -> None:
         """Remembers something that happened."""
@@ -102,6 +113,7 @@ class LineDisplay:
         self._console = console
         self._printed_at: float | None = None
         self._last_event: tuple[float, str] | None = None
+        self._num_warned = 0
 
     def update(self, view: View, now: float) -> None:
         for event in self._new_events(view):
@@ -109,6 +121,10 @@ class LineDisplay:
         if self._printed_at is None or now - self._printed_at >= LINE_SECONDS:
             self._printed_at = now
             self._print(now - view.started_at, progress_line(view))
+            if view.warned is not None and view.num_warned > self._num_warned:
+                others = view.num_warned - self._num_warned - 1
+                self._num_warned = view.num_warned
+                self._print(view.warned_at - view.started_at, warning_line(view.warned, others))
 
     def _new_events(self, view: View) -> list[tuple[float, str]]:
         events = list(view.events)
@@ -176,6 +192,12 @@ def progress_line(view: View) -> str:
     return ", ".join(parts if view.phase == "training" else [view.phase, *parts])
 
 
+def warning_line(warned: Warned, num_others: int) -> str:
+    """A complaint of a child in one line; `num_others` were logged besides it."""
+    more = f" ({num_others} more in the logs)" if num_others else ""
+    return f"{warned.level} of {warned.child}: {warned.text}{more}"
+
+
 def _loss_text(view: View) -> str:
     values = losses(view.reports)
     if not values:
@@ -193,9 +215,21 @@ def render(view: View, now: float) -> RenderableType:
     if view.status is not None and view.status.run:
         parts += [_figures(view, view.status), Text()]
     parts += [_process_table(view, now)]
+    if view.warned is not None:
+        parts.append(_warning(view, view.warned, now))
     for seconds, text in view.events:
         parts.append(Text.assemble((f"{clock_text(seconds)}  ", "dim"), text))
     return Group(*parts)
+
+
+def _warning(view: View, warned: Warned, now: float) -> Text:
+    """The last complaint in one line of whatever width there is."""
+    text = Text.assemble((f"{clock_text(view.warned_at - view.started_at)}  ", "dim"))
+    is_new = now - view.warned_at < STALE_SECONDS
+    style = "red" if warned.level != "warning" else "yellow"
+    text.append(warning_line(warned, view.num_warned - 1), style=style if is_new else f"dim {style}")
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _title(view: View, now: float) -> Text:

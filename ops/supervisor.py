@@ -10,6 +10,7 @@ from typing import Final, Self
 from isles.ops.children import ChildProcess
 from isles.ops.conclusion import Conclusion
 from isles.ops.display import Display, View
+from isles.ops.log_watch import LogWatch
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.supervision import (
     ChildExited,
@@ -29,7 +30,9 @@ from isles.ops.supervision import (
 from isles.ops.watch import StatusWatch
 from isles.proto.clock import Clock
 from isles.proto.logs import Logger
+from isles.proto.manifest import Manifest
 from isles.proto.messages import Status
+from isles.proto.policy import policy
 
 POLL_SECONDS: Final = 0.1
 """A death is noticed within it: it is part of the time until a learner contributes again."""
@@ -37,6 +40,9 @@ STATE_SECONDS: Final = 5.0
 """Between two writings of the time that the run has taken: what a killed supervisor may forget."""
 REAP_SECONDS: Final = 10.0
 """For a killed process to be gone; longer only if the machine is in trouble."""
+
+LOG_SECONDS: Final = 1.0
+"""Between two looks into the children's logs."""
 
 PHASES: Final = {"finished": "finishing", "interrupted": "draining", "failed": "stopping"}
 
@@ -102,11 +108,13 @@ class Supervisor:
         self._signals = signals
         self._running: dict[str, ChildProcess] = {}
         self._conclusion: Conclusion | None = None
+        self._is_described = False
         self._end: End | None = None
         self._live: frozenset[str] = frozenset()
         self._num_reports: int | None = None
         """Figures that have been noted; None = those of earlier starts are not known yet."""
-        self._began_at = self._written_at = clock.now()
+        self._logs = LogWatch({name: folder.log(name) for name in commands})
+        self._began_at = self._written_at = self._logs_read_at = clock.now()
         self._wall_before, self._restarts_before = state.wall_seconds, dict(state.restarts)
 
     def run(self) -> End:
@@ -150,6 +158,9 @@ class Supervisor:
         if not is_new or status is None or not status.run:
             return []
         self._note_changes(status)
+        if self._watch.record is not None and not self._is_described:
+            self._is_described = True
+            self._logger.info("model.described", **policy(Manifest.from_text(self._watch.record.manifest)))
         return [Observed(status.progress, status.totals.rounds_committed, self._watch.status_asked_at)]
 
     def _exits(self) -> list[Event]:
@@ -227,7 +238,15 @@ class Supervisor:
             self._view.note(now, f"{report.name.replace('_', ' ')} {report.value:.4f}")
         self._num_reports = len(self._watch.reports)
 
+    def _note_warnings(self) -> None:
+        now = self._clock.now()
+        if now - self._logs_read_at >= LOG_SECONDS:
+            self._logs_read_at = now
+            for warned in self._logs.poll():
+                self._view.warn(now, warned)
+
     def _show(self) -> None:
+        self._note_warnings()
         view, status = self._view, self._watch.status
         view.status, view.status_at, view.reports = status, self._watch.status_at, self._watch.reports
         view.unix = self._clock.unix()

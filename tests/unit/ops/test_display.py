@@ -20,6 +20,7 @@ from isles.ops.display import (
     render,
     render_summary,
 )
+from isles.ops.log_watch import Warned
 from isles.ops.summary import summarise
 from isles.ops.supervision import Child
 from isles.proto.agreement import Budget
@@ -166,6 +167,30 @@ def test_without_a_terminal_a_line_is_printed_now_and_then_and_events_at_once(vi
     display.update(view, 50.0 + LINE_SECONDS)
     assert console.file.getvalue().count("\n") == 3
     display.close()
+
+
+def test_the_last_warning_is_one_line_that_fits_eighty_columns(view: View) -> None:
+    assert "warning of" not in text_of(render(view, 50.0))
+    view.warn(40.0, Warned("us-0", "warning", "checkpoint.failed: the disk is full"))
+    view.warn(45.0, Warned("outer", "error", "process.failed: " + "no room " * 20))
+    lines = text_of(render(view, 50.0), width=80).splitlines()
+    assert [line for line in lines if "error of outer: process.failed: no room" in line]
+    assert not [line for line in lines if "checkpoint.failed" in line]
+    assert max(map(len, lines)) <= 80
+
+
+def test_without_a_terminal_warnings_are_told_with_the_next_line(view: View) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    display = LineDisplay(console)
+    display.update(view, 50.0)
+    view.warn(51.0, Warned("us-0", "warning", "round.alone"))
+    view.warn(52.0, Warned("us-0", "warning", "broker.lost: silent"))
+    display.update(view, 53.0)
+    display.update(view, 50.0 + LINE_SECONDS)
+    display.update(view, 51.0 + 2 * LINE_SECONDS)
+    assert isinstance(console.file, io.StringIO)
+    told = [line for line in console.file.getvalue().splitlines() if "warning of" in line]
+    assert told == ["  0:42  warning of us-0: broker.lost: silent (1 more in the logs)"]
 
 
 def test_the_place_decides_about_the_display() -> None:
