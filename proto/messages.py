@@ -7,7 +7,7 @@ Evolution: tags never change and are never used again; a new field has a default
 tag needs a higher minor protocol version. Golden byte vectors in `tests/conformance` pin all of this.
 
     client -> broker, control     HELLO INIT PROGRESS OFFER UPLOAD ASK_VERSION ASK_HEADS LEASE LIST SETTLE COMMIT
-                                  ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE
+                                  CHECKPOINT ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE
     broker -> client, control     WELCOME INITIALISED ALIVE GRANT ACCEPTED STORED EXPIRED MERGED REJECTED FENCED
                                   RETRY_AFTER VERSION HEADS LEASED LISTING SETTLED COMMITTED STALE HISTORY
                                   SHARDS_LEASED DONE STATUS ERROR
@@ -234,7 +234,7 @@ class Totals(Part):
     tokens_merged: NotNegative = 0.0
     """Mean over fragments."""
     tokens_produced: Count = 0
-    """Sum of the learners' own counters of tokens, each incarnation counted to its last PROGRESS."""
+    """Sum of the learners' own counters of tokens to their last PROGRESS; of each at least what was accepted of it."""
     merged: Count = 0
     rejected: Count = 0
     expired: Count = 0
@@ -414,7 +414,7 @@ class RetryAfter(Message):
 
 
 class Upload(Message):
-    """Worker (INIT) or outer (COMMIT) -> broker: a blob that a later message refers to. GRANT, later STORED."""
+    """Who says INIT, COMMIT or CHECKPOINT -> broker: a blob that it will refer to. Answered by GRANT, later STORED."""
 
     tag = 18
     blob: BlobRef

@@ -85,6 +85,19 @@ def test_a_repeated_hello_keeps_the_session(worker: Member) -> None:
     assert answer.new_session == session
 
 
+def test_who_says_hello_again_and_again_is_logged_once_until_it_has_left(empty_stage: Stage) -> None:
+    outer = empty_stage.member("outer", "outer-1")
+    for _ in range(3):
+        outer.join()
+        empty_stage.advance(5.0)
+    assert empty_stage.events().count("client.joined") == 1
+    outer.ask(Leave())
+    outer.join()
+    assert empty_stage.events().count("client.joined") == 2
+    empty_stage.member("outer", "outer-1", "b2" * 8).join()
+    assert empty_stage.events().count("client.joined") == 3, "another incarnation is somebody else"
+
+
 def test_a_session_that_a_restarted_broker_forgot_is_asked_to_say_hello(stage: Stage, worker: Member) -> None:
     stage.restart()
     answer = worker.ask(AskHeads())

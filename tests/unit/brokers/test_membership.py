@@ -22,6 +22,9 @@ from isles.proto.messages import (
     Welcome,
 )
 
+Make = Callable[..., Contribution]
+Payload = Callable[[Member, int], bytes]
+
 
 def info_of(stage: Stage, learner: str) -> LearnerInfo:
     [info] = [info for info in stage.router.state.membership.infos() if info.learner == learner]
@@ -100,6 +103,24 @@ def test_the_last_counters_of_who_leaves_or_expires_are_kept(stage: Stage, worke
     worker.ask(Leave())
     stage.restart()
     assert stage.router.state.membership.tokens_produced == 700
+
+
+def test_what_was_accepted_of_a_learner_was_produced_whatever_its_progress_said(
+    stage: Stage, worker: Member, outer: Member, contribute: Make, payload: Payload, merge: Callable[..., object]
+) -> None:
+    worker.ask(Progress(tokens=150))
+    for number in range(3):
+        contribution = contribute(worker, number, base=number, tokens=100)
+        worker.send(Offer(contribution=contribution), payload(worker, number))
+        merge(outer, [contribution], base=number)
+    same_tokens = contribute(worker, 0, fragment=1, tokens=250)
+    worker.send(Offer(contribution=same_tokens), payload(worker, 0))
+    assert stage.router.state.membership.tokens_produced == 300, "each fragment counts each token"
+    stage.restart()
+    assert stage.router.state.membership.tokens_produced == 300
+    worker.join()
+    worker.ask(Progress(tokens=320))
+    assert stage.router.state.membership.tokens_produced == 320
 
 
 # -------------------------------------------------------------------------------------------------------------- shards

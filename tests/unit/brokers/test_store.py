@@ -216,12 +216,19 @@ def test_a_damaged_index_is_named_and_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "index.sqlite").read_bytes().startswith(b"no database")
 
 
-def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
-    index = SqliteIndex(tmp_path / "index.sqlite")
-    index.put_value("format", b"99")
-    index.close()
-    with pytest.raises(StoreError, match="format"):
+@pytest.mark.parametrize("found", [b"1", b"99", b"what?"])
+def test_an_index_of_another_format_is_refused_and_left_alone(tmp_path: Path, found: bytes) -> None:
+    database = sqlite3.connect(tmp_path / "index.sqlite")
+    database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+    database.execute("CREATE TABLE versions (fragment INTEGER, version INTEGER)")
+    database.execute("INSERT INTO meta VALUES ('format', ?)", (found,))
+    database.commit()
+    database.close()
+    with pytest.raises(StoreError, match="finish its run with the isles that began it"):
         SqliteIndex(tmp_path / "index.sqlite")
+    database = sqlite3.connect(tmp_path / "index.sqlite")
+    assert len(database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()) == 2
+    database.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- index

@@ -8,9 +8,12 @@ import pytest
 
 from isles.brokers import reading, retained, versions
 from isles.brokers.stage import Member, Stage, blob_of
+from isles.proto.agreement import RunRecord
+from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import (
     HEADER_BYTES_MAX,
     AskHistory,
+    AskStatus,
     AskVersion,
     Checkpoint,
     Commit,
@@ -20,12 +23,18 @@ from isles.proto.messages import (
     Error,
     Fenced,
     History,
+    Init,
+    Initialised,
     Lease,
+    Leased,
     List,
     Listing,
     Message,
+    Offer,
+    Status,
     Stored,
     Upload,
+    VersionInfo,
     VersionReply,
     pack,
 )
@@ -391,3 +400,36 @@ def test_the_largest_permitted_recipe_fits_a_header() -> None:
     assert retained.RECIPE_BYTES_MAX + reading.HISTORY_BYTES_MAX > HEADER_BYTES_MAX, "so a large one comes alone"
     assert retained.RECIPE_BYTES_MAX < HEADER_BYTES_MAX
     assert versions.UPDATES_MAX <= 4096, "as many as a VERSION reply may have"
+
+
+# ------------------------------------------------------------------------------------------------------------- buffers
+
+
+def test_a_fragment_of_buffers_is_merged_like_the_others_and_takes_part_in_no_mean(
+    empty_stage: Stage, record: RunRecord, contribute: Make, payload: Payload, commit_of: MakeCommit
+) -> None:
+    specs = [*Manifest.from_text(record.manifest).tensors, TensorSpec("c", (2,), "float32", "buffer_average")]
+    manifest = Manifest.build(specs, {}, 2)
+    changes = {"manifest_digest": manifest.digest, "manifest": manifest.to_text()}
+    worker, outer = empty_stage.member("worker", "us-1"), empty_stage.member("outer", "outer-1")
+    for member in (worker, outer):
+        member.join()
+    worker.send(Upload(blob=blob_of(b"zero")), b"zero")
+    first = VersionInfo(fragment=0, version=0, parameters_sha256="0" * 64, parameters=blob_of(b"zero"))
+    infos = tuple(first.model_copy(update={"fragment": fragment}) for fragment in range(3))
+    with_buffers = record.model_copy(update=changes)
+    assert isinstance(worker.ask(Init(run_record=with_buffers, versions=infos[:2])), Error)
+    assert isinstance(worker.ask(Init(run_record=with_buffers, versions=infos)), Initialised)
+    leased = outer.ask(Lease(fragments=(0, 1, 2, 3)))
+    assert isinstance(leased, Leased)
+    assert set(leased.epochs) == {0, 1, 2}
+    outer.send(Upload(blob=blob_of(b"update")), b"update")
+    for fragment in (0, 2):
+        contribution = contribute(worker, 0, fragment=fragment)
+        worker.send(Offer(contribution=contribution), payload(worker, 0))
+        commit = commit_of([contribution], fragment=fragment, commit_id=f"{fragment:016x}")
+        assert isinstance(outer.ask(commit), Committed)
+    status = empty_stage.member("operator", "me").ask(AskStatus())
+    assert isinstance(status, Status)
+    assert [info.version for info in status.fragments] == [1, 0, 1]
+    assert (status.totals.tokens_merged, status.progress) == (50.0, 0.05), "the mean over fragments 0 and 1"
