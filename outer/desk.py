@@ -17,21 +17,18 @@ from isles.outer.keeper import Keeper
 from isles.outer.merging import Failure, Merging
 from isles.outer.orders import Plan
 from isles.outer.rounds import RETRY_SECONDS, Rounds, State
-from isles.outer.screen import REASON_CHARACTERS_MAX, screen_books, screen_payload
-from isles.outer.services import Payload, Services, Stock, Unavailable
+from isles.outer.screenings import Screenings
+from isles.outer.services import Services, Stock
 from isles.outer.settings import OuterSettings
-from isles.outer.turns import Leave
 from isles.outer.workshop import STATE_CODEC, Held, Product
 from isles.proto.agreement import RunRecord
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
-from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     Commit,
     Committed,
-    Contribution,
     Error,
     Fenced,
     List,
@@ -81,7 +78,7 @@ class Desk:
         )
         self.timer_at: float | None = None
         self._fragment = fragment
-        self._sync, self._past = record.sync, record.past_sync
+        self._sync = record.sync
         self._slices = manifest.slices(fragment)
         self._num_values = manifest.fragments[fragment].num_values
         self._payload_bytes_max = bound_bytes(STATE_CODEC, self._num_values)
@@ -94,8 +91,6 @@ class Desk:
         self._is_stopping = False
         self._listing: Listing | None = None
         """The newest one of this lease."""
-        self._wanted: set[ContributionId] = set()
-        """Contributions whose payload or verdict is awaited, or may still be merged."""
         self._plan: Plan | None = None
         """What shall be merged as soon as the state of its head is at hand."""
         self._merging: Merging | None = None
@@ -104,6 +99,16 @@ class Desk:
         self._num_failures = 0
         self._recover_at = 0.0
         """No recovery begins before this moment."""
+        self._screenings = Screenings(
+            fragment,
+            record,
+            self._slices,
+            services,
+            stock,
+            logger,
+            bytes_max=self._payload_bytes_max,
+            tell=self.handle,
+        )
         self._keeper = Keeper(fragment, record, self._slices, services, stock, logger, self._take_recovered)
         self._checkpointer = Checkpointer(
             fragment,
@@ -189,13 +194,10 @@ class Desk:
             case orders.List():
                 self._services.ask(List(fragment=self._fragment), partial(self._take_listing, self.rounds.epoch))
             case orders.FetchPayloads():
-                self._wanted.update(contribution.id for contribution in instruction.contributions)
-                for contribution in instruction.contributions:
-                    self._screen(contribution)
+                head_version = 0 if self._listing is None else self._listing.head.version
+                self._screenings.want(instruction.contributions, head_version=head_version)
             case orders.ForgetPayloads():
-                self._wanted.difference_update(instruction.ids)
-                for contribution_id in instruction.ids:
-                    self._stock.payloads.drop(contribution_id)
+                self._screenings.forget(instruction.ids)
             case orders.Settle():
                 message = Settle(fragment=self._fragment, epoch=instruction.epoch, rejections=instruction.rejections)
                 self._services.ask(message, partial(self._take_answer, "settle", instruction.epoch))
@@ -240,54 +242,6 @@ class Desk:
                 if ask == "commit":
                     self._drop_made()
                 self.handle(orders.AskFailed(ask, text))
-
-    # -------------------------------------------------------------------------------------------------------- screening
-
-    def _screen(self, contribution: Contribution) -> None:
-        head_version = 0 if self._listing is None else self._listing.head.version
-        reason = screen_books(
-            contribution, head_version=head_version, slices=self._slices, sync=self._sync, past=self._past
-        )
-        if reason:
-            self.handle(orders.PayloadScreened(contribution.id, reason))
-        else:
-            self._stock.screenings.join(partial(self._fetch_payload, contribution), contribution.blob.size_bytes)
-
-    def _fetch_payload(self, contribution: Contribution, leave: Leave) -> None:
-        if contribution.id not in self._wanted:
-            leave()
-            return
-        then = partial(self._take_payload, contribution, leave)
-        self._services.fetch(contribution.blob, then, bytes_max=self._payload_bytes_max)
-
-    def _take_payload(self, contribution: Contribution, leave: Leave, payload: Payload | Unavailable) -> None:
-        if contribution.id not in self._wanted:
-            leave()
-            return
-        if isinstance(payload, Unavailable):
-            leave()
-            self._take_unavailable(contribution, payload)
-            return
-        call = partial(screen_payload, contribution, payload, slices=self._slices, sync=self._sync, past=self._past)
-        self._services.work(call, partial(self._take_verdict, contribution.id, payload, leave))
-
-    def _take_unavailable(self, contribution: Contribution, why: Unavailable) -> None:
-        """What is gone is rejected; what was only put off is asked for again when the rows are looked at next."""
-        self._logger.warning(
-            "blob.unavailable", digest=contribution.blob.digest, text=why.text, fragment=self._fragment
-        )
-        if not why.is_lost:
-            self.handle(orders.ScreenPutOff(contribution.id))
-            return
-        learner = contribution.id.learner
-        reason = f"learner {learner}, fragment {self._fragment}: its payload cannot be had: {why.text}"
-        self.handle(orders.PayloadScreened(contribution.id, reason[:REASON_CHARACTERS_MAX]))
-
-    def _take_verdict(self, contribution_id: ContributionId, payload: Payload, leave: Leave, reason: str) -> None:
-        if not reason and contribution_id in self._wanted:
-            self._stock.payloads.put(contribution_id, payload)
-        leave()
-        self.handle(orders.PayloadScreened(contribution_id, reason))
 
     # -------------------------------------------------------------------------------------------- the state of the head
 
