@@ -9,85 +9,14 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import msgpack
+from typing import Any, Final
 
 from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, StoredRow, Sums
+from isles.brokers.store.sqlite_schema import BLOBS, FORMAT, SCHEMA, decode, encode, encode_version, unpack
 from isles.proto.errors import StoreError
-from isles.proto.messages import BlobRef, Contribution, Part, ReportInfo, RowState, VersionInfo
-
-FORMAT: Final = 2
-"""Of the tables; raised by every change that an older broker could not read."""
+from isles.proto.messages import BlobRef, Contribution, ReportInfo, RowState, VersionInfo
 
 IN_MEMORY: Final = ":memory:"
-
-_BLOBS: Final = ("update", "parameters", "momentum", "remainder")
-"""Of a version; gone once it is no longer retained."""
-
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS incarnations (
-    role TEXT NOT NULL, name TEXT NOT NULL, incarnation TEXT NOT NULL, is_current INTEGER NOT NULL,
-    PRIMARY KEY (role, name, incarnation)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rows (
-    learner TEXT NOT NULL, fragment INTEGER NOT NULL, contribution BLOB NOT NULL, state TEXT NOT NULL,
-    settled_in INTEGER, reason TEXT NOT NULL, PRIMARY KEY (learner, fragment));
-CREATE INDEX IF NOT EXISTS rows_by_state ON rows (fragment, state);
-CREATE TABLE IF NOT EXISTS accepted (
-    learner TEXT NOT NULL, fragment INTEGER NOT NULL, tokens INTEGER NOT NULL,
-    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS answered (
-    learner TEXT NOT NULL, fragment INTEGER NOT NULL, incarnation TEXT NOT NULL, number INTEGER NOT NULL,
-    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS versions (
-    fragment INTEGER NOT NULL, version INTEGER NOT NULL, commit_id TEXT UNIQUE, is_retained INTEGER NOT NULL,
-    is_checkpoint INTEGER NOT NULL, tokens INTEGER NOT NULL, num_participants INTEGER NOT NULL, fraction REAL NOT NULL,
-    staleness INTEGER NOT NULL, update_digest TEXT, update_bytes INTEGER NOT NULL, info BLOB NOT NULL,
-    ingredients BLOB NOT NULL, PRIMARY KEY (fragment, version));
-CREATE INDEX IF NOT EXISTS versions_retained ON versions (fragment, version) WHERE is_retained = 1;
-CREATE INDEX IF NOT EXISTS checkpoints ON versions (fragment, version) WHERE is_checkpoint = 1;
-CREATE INDEX IF NOT EXISTS versions_summed
-    ON versions (version, num_participants, fraction, staleness, tokens, update_bytes);
-CREATE TABLE IF NOT EXISTS blobs (
-    digest TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, stored_unix REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS refs (digest TEXT NOT NULL, owner TEXT NOT NULL, PRIMARY KEY (digest, owner)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS refs_by_owner ON refs (owner);
-CREATE TABLE IF NOT EXISTS leases (
-    fragment INTEGER PRIMARY KEY, holder TEXT NOT NULL, incarnation TEXT NOT NULL, epoch INTEGER NOT NULL,
-    is_released INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS learners (
-    learner TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation TEXT NOT NULL, is_live INTEGER NOT NULL,
-    last_seen_unix REAL NOT NULL, tokens_per_second REAL NOT NULL, step_seconds REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS work (
-    learner TEXT NOT NULL, incarnation TEXT NOT NULL, tokens INTEGER NOT NULL, steps INTEGER NOT NULL,
-    PRIMARY KEY (learner, incarnation)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, holder TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS shards_by_holder ON shards (holder, cursor);
-CREATE TABLE IF NOT EXISTS reports (seq INTEGER PRIMARY KEY, info BLOB NOT NULL);
-"""
-
-_P = TypeVar("_P", bound=Part)
-
-
-def _encode(part: Part) -> bytes:
-    packed: bytes = msgpack.packb(part.model_dump(mode="python", exclude_defaults=True))
-    return packed
-
-
-def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
-
-
-def _decode(cls: type[_P], data: bytes) -> _P:
-    return cls.model_validate(_unpack(data), strict=True)
-
-
-def _encode_version(info: VersionInfo) -> tuple[bytes, bytes]:
-    """A version without the ingredients of its recipe, and these: most readers need only the first."""
-    fields = info.model_dump(mode="python", exclude_defaults=True)
-    ingredients = fields["recipe"].pop("ingredients") if info.recipe is not None else ()
-    return msgpack.packb(fields), msgpack.packb(ingredients)
 
 
 class SqliteIndex:
@@ -103,7 +32,7 @@ class SqliteIndex:
             self._db.execute("PRAGMA temp_store=MEMORY")
             found = self._format()
             if found == FORMAT:
-                self._db.executescript(_SCHEMA)
+                self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
             raise StoreError(
                 f"the index {path} cannot be opened ({error}): if the file is damaged, restore the store folder from a "
@@ -207,7 +136,7 @@ class SqliteIndex:
 
     @staticmethod
     def _row(found: Any) -> StoredRow:
-        return StoredRow(_decode(Contribution, found[0]), *found[1:])
+        return StoredRow(decode(Contribution, found[0]), *found[1:])
 
     def row(self, learner: str, fragment: int) -> StoredRow | None:
         found = self._one(f"{self._ROW} WHERE learner = ? AND fragment = ?", learner, fragment)
@@ -225,7 +154,7 @@ class SqliteIndex:
             "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)",
             row.id.learner,
             row.id.fragment,
-            _encode(row.contribution),
+            encode(row.contribution),
             row.state,
             row.settled_in,
             row.reason,
@@ -263,11 +192,11 @@ class SqliteIndex:
 
     @staticmethod
     def _version(found: Any, ingredients: bytes = b"\x90") -> VersionInfo:
-        fields = _unpack(found[0])
+        fields = unpack(found[0])
         if "recipe" in fields:
-            fields["recipe"]["ingredients"] = _unpack(ingredients)
+            fields["recipe"]["ingredients"] = unpack(ingredients)
         info = VersionInfo.model_validate(fields, strict=True)
-        return info if found[1] else info.model_copy(update=dict.fromkeys(_BLOBS))
+        return info if found[1] else info.model_copy(update=dict.fromkeys(BLOBS))
 
     def head(self, fragment: int) -> VersionInfo | None:
         found = self._one(f"{self._VERSION} WHERE fragment = ? ORDER BY version DESC LIMIT 1", fragment)
@@ -320,7 +249,7 @@ class SqliteIndex:
         return None if found is None else (int(found[0]), int(found[1]))
 
     def put_version(self, info: VersionInfo, commitment: Commitment) -> None:
-        packed, ingredients = _encode_version(info)
+        packed, ingredients = encode_version(info)
         self._do(
             "INSERT INTO versions VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             info.fragment,
@@ -338,7 +267,7 @@ class SqliteIndex:
         )
 
     def put_checkpoint(self, info: VersionInfo) -> None:
-        packed, _ = _encode_version(info)
+        packed, _ = encode_version(info)
         sql = "UPDATE versions SET info = ?, is_checkpoint = 1 WHERE fragment = ? AND version = ?"
         self._do(sql, packed, info.fragment, info.version)
 
@@ -472,9 +401,9 @@ class SqliteIndex:
 
     def put_report(self, report: ReportInfo) -> int:
         seq = int(self._one("SELECT COALESCE(MAX(seq), 0) + 1 FROM reports")[0])
-        self._do("INSERT INTO reports VALUES (?, ?)", seq, _encode(report.model_copy(update={"seq": seq})))
+        self._do("INSERT INTO reports VALUES (?, ?)", seq, encode(report.model_copy(update={"seq": seq})))
         return seq
 
     def reports(self, after: int, num_max: int) -> list[ReportInfo]:
         sql = "SELECT info FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
-        return [_decode(ReportInfo, found[0]) for found in self._all(sql, after, num_max)]
+        return [decode(ReportInfo, found[0]) for found in self._all(sql, after, num_max)]

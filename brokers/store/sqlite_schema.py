@@ -1,0 +1,82 @@
+"""The tables of the index in SQLite, and how values stand in their columns."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from isles.proto.messages import Part, VersionInfo
+
+FORMAT: Final = 2
+"""Of the tables; raised by every change that an older broker could not read."""
+
+BLOBS: Final = ("update", "parameters", "momentum", "remainder")
+"""Of a version; gone once it is no longer retained."""
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS incarnations (
+    role TEXT NOT NULL, name TEXT NOT NULL, incarnation TEXT NOT NULL, is_current INTEGER NOT NULL,
+    PRIMARY KEY (role, name, incarnation)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, contribution BLOB NOT NULL, state TEXT NOT NULL,
+    settled_in INTEGER, reason TEXT NOT NULL, PRIMARY KEY (learner, fragment));
+CREATE INDEX IF NOT EXISTS rows_by_state ON rows (fragment, state);
+CREATE TABLE IF NOT EXISTS accepted (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answered (
+    learner TEXT NOT NULL, fragment INTEGER NOT NULL, incarnation TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (learner, fragment)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS versions (
+    fragment INTEGER NOT NULL, version INTEGER NOT NULL, commit_id TEXT UNIQUE, is_retained INTEGER NOT NULL,
+    is_checkpoint INTEGER NOT NULL, tokens INTEGER NOT NULL, num_participants INTEGER NOT NULL, fraction REAL NOT NULL,
+    staleness INTEGER NOT NULL, update_digest TEXT, update_bytes INTEGER NOT NULL, info BLOB NOT NULL,
+    ingredients BLOB NOT NULL, PRIMARY KEY (fragment, version));
+CREATE INDEX IF NOT EXISTS versions_retained ON versions (fragment, version) WHERE is_retained = 1;
+CREATE INDEX IF NOT EXISTS checkpoints ON versions (fragment, version) WHERE is_checkpoint = 1;
+CREATE INDEX IF NOT EXISTS versions_summed
+    ON versions (version, num_participants, fraction, staleness, tokens, update_bytes);
+CREATE TABLE IF NOT EXISTS blobs (
+    digest TEXT PRIMARY KEY, size_bytes INTEGER NOT NULL, stored_unix REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refs (digest TEXT NOT NULL, owner TEXT NOT NULL, PRIMARY KEY (digest, owner)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS refs_by_owner ON refs (owner);
+CREATE TABLE IF NOT EXISTS leases (
+    fragment INTEGER PRIMARY KEY, holder TEXT NOT NULL, incarnation TEXT NOT NULL, epoch INTEGER NOT NULL,
+    is_released INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS learners (
+    learner TEXT PRIMARY KEY, region TEXT NOT NULL, incarnation TEXT NOT NULL, is_live INTEGER NOT NULL,
+    last_seen_unix REAL NOT NULL, tokens_per_second REAL NOT NULL, step_seconds REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS work (
+    learner TEXT NOT NULL, incarnation TEXT NOT NULL, tokens INTEGER NOT NULL, steps INTEGER NOT NULL,
+    PRIMARY KEY (learner, incarnation)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, holder TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS shards_by_holder ON shards (holder, cursor);
+CREATE TABLE IF NOT EXISTS reports (seq INTEGER PRIMARY KEY, info BLOB NOT NULL);
+"""
+
+_P = TypeVar("_P", bound=Part)
+
+
+def encode(part: Part) -> bytes:
+    """The bytes of a value."""
+    packed: bytes = msgpack.packb(part.model_dump(mode="python", exclude_defaults=True))
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """What was packed; not yet checked."""
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+
+
+def decode(cls: type[_P], data: bytes) -> _P:
+    """The value of some bytes of ours."""
+    return cls.model_validate(unpack(data), strict=True)
+
+
+def encode_version(info: VersionInfo) -> tuple[bytes, bytes]:
+    """A version without the ingredients of its recipe, and these: most readers need only the first."""
+    fields = info.model_dump(mode="python", exclude_defaults=True)
+    ingredients = fields["recipe"].pop("ingredients") if info.recipe is not None else ()
+    return msgpack.packb(fields), msgpack.packb(ingredients)
