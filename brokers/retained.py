@@ -25,6 +25,7 @@ from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     COUNT_MAX,
     HEADER_BYTES_MAX,
+    LEARNERS_MAX,
     Accepted,
     Commit,
     Committed,
@@ -47,6 +48,8 @@ from isles.proto.messages import (
 
 TEXT_MAX: Final = 1000
 """Characters of another's words that are repeated in an answer."""
+LISTING_BYTES_MAX: Final = HEADER_BYTES_MAX // 2
+"""Of the contributions in one LISTING, which a COMMIT then repeats; those that are left out come with the next one."""
 RECIPE_BYTES_MAX: Final = HEADER_BYTES_MAX - (64 << 10)
 """So that a version with its recipe fits a header."""
 
@@ -233,11 +236,23 @@ def listing(index: Index, fragment: int, damaged: AbstractSet[str] = frozenset()
     head = index.head(fragment)
     if head is None:
         return None
-    pending = sorted((row.contribution for row in index.pending(fragment)), key=lambda contribution: contribution.id)
+    pending = _that_fit([row.contribution for row in index.pending(fragment)])
     checkpoint = newest_checkpoint(index, fragment, head.version, damaged)
     if checkpoint is not None:
         checkpoint = checkpoint.model_copy(update={"recipe": None})
     return Listing(head=head, pending=tuple(pending), learners=(), checkpoint=checkpoint)
+
+
+def _that_fit(pending: list[Contribution]) -> list[Contribution]:
+    """As many as one LISTING can hold, the oldest bases first, in order of their ids."""
+    fitting: list[Contribution] = []
+    bytes_left = LISTING_BYTES_MAX
+    for contribution in sorted(pending, key=lambda one: (one.base_version, one.id)):
+        bytes_left -= contribution_bytes(len(contribution.norms)) + 12 * len(contribution.cursor)
+        if (fitting and bytes_left < 0) or len(fitting) == LEARNERS_MAX:
+            break
+        fitting.append(contribution)
+    return sorted(fitting, key=lambda one: one.id)
 
 
 def settle(index: Index, message: Settle) -> list[StoredRow]:
@@ -316,8 +331,13 @@ def _commit_error(message: Commit, num_since: int) -> Error | None:
 
 
 def recipe_bytes(recipe: Recipe) -> int:
-    """Most that a recipe takes when packed, in bytes: a number takes 9, a contribution without its norms under 400."""
-    return sum(400 + 9 * len(ingredient.norms) for ingredient in recipe.ingredients)
+    """Most that a recipe takes when packed, in bytes."""
+    return sum(contribution_bytes(len(ingredient.norms)) for ingredient in recipe.ingredients)
+
+
+def contribution_bytes(num_norms: int) -> int:
+    """Most that a contribution without its cursor takes when packed, in bytes: a norm takes 9, the rest under 400."""
+    return 400 + 9 * num_norms
 
 
 def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float) -> None:

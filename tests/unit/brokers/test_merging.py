@@ -179,6 +179,30 @@ def test_a_listing_has_everything_pending_in_sorted_order(
     assert {info.learner for info in listing.learners if info.is_live} == {*names, "us-1", "founder"}
 
 
+def test_a_listing_that_would_be_too_long_has_the_oldest_bases_and_the_rest_comes_later(
+    stage: Stage,
+    outer: Member,
+    offered: Make,
+    contribute: Make,
+    payload: Payload,
+    merge: Merge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge(outer, [offered(0)])
+    for name, base in (("eu-1", 1), ("eu-2", 0), ("us-9", 0)):
+        member = stage.member("worker", name)
+        member.join()
+        member.send(Offer(contribution=contribute(member, 0, base=base)), payload(member, 0))
+    monkeypatch.setattr(retained, "LISTING_BYTES_MAX", 2 * retained.contribution_bytes(1))
+    listing = outer.ask(List(fragment=0))
+    assert isinstance(listing, Listing)
+    assert [one.id.learner for one in listing.pending] == ["eu-2", "us-9"]
+    merge(outer, list(listing.pending), base=1)
+    after = outer.ask(List(fragment=0))
+    assert isinstance(after, Listing)
+    assert [one.id.learner for one in after.pending] == ["eu-1"]
+
+
 def test_a_lease_is_renewed_with_its_epoch_and_withheld_from_others(stage: Stage, outer: Member) -> None:
     other = stage.member("outer", "outer-2")
     other.join()

@@ -78,6 +78,8 @@ class ReadingBroker:
     reports: list[ReportInfo] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)
     is_silent: bool = False
+    checkpoint: int = 1_000_000
+    """The version to begin with, if there is one as new."""
     arrivals: list[Arrival] = field(default_factory=list)
 
     # what tests do
@@ -180,10 +182,11 @@ class ReadingBroker:
 
     def _version_reply(self, message: AskVersion) -> VersionReply:
         line = self.versions[message.fragment]
-        if message.base_version is None:
-            return VersionReply(head=line[-1], snapshot=line[-1])
-        updates = [info.update for info in line[message.base_version + 1 :] if info.update is not None]
-        return VersionReply(head=line[-1], updates=tuple(updates))
+        begin = None if message.base_version is not None else line[min(self.checkpoint, len(line) - 1)]
+        first = message.base_version if begin is None else begin.version
+        assert first is not None
+        updates = [info.update for info in line[first + 1 :] if info.update is not None]
+        return VersionReply(head=line[-1], updates=tuple(updates), snapshot=begin)
 
 
 def make_record(
@@ -250,6 +253,37 @@ def test_who_holds_a_version_is_brought_forward_by_updates_to_the_same_bits(brok
     assert len(fetched) == 3
     assert whole.digest not in fetched
     assert held.versions == {0: 0, 1: 0}
+
+
+def test_a_checkpoint_is_brought_forward_by_the_updates_after_it(broker: ReadingBroker) -> None:
+    for step in range(3):
+        broker.publish(0, torch.randn(15, generator=torch.Generator().manual_seed(step)))
+    broker.checkpoint = 1
+    held = fetcher(broker).newest()
+    assert held.versions == {0: 3, 1: 0}
+    assert is_same(held, broker)
+    assert sum(isinstance(message, Fetch) for message in broker.asked) == 4
+
+
+def test_when_a_checkpoint_cannot_be_had_the_way_from_what_is_held_is_tried_again(broker: ReadingBroker) -> None:
+    source = fetcher(broker)
+    held = source.newest()
+    broker.publish(0, torch.ones(15))
+    head = broker.versions[0][-1]
+    assert head.update is not None
+    assert head.parameters is not None
+    update = broker.blobs.pop(head.update.digest)
+    del broker.blobs[head.parameters.digest]
+    original = broker._version_reply
+
+    def mend(message: AskVersion) -> VersionReply:
+        if message.base_version is None:
+            assert head.update is not None
+            broker.blobs[head.update.digest] = update
+        return original(message)
+
+    broker._version_reply = mend  # type: ignore[method-assign]
+    assert is_same(source.newest(held), broker)
 
 
 def test_updates_that_lead_elsewhere_are_replaced_by_a_snapshot(broker: ReadingBroker) -> None:
