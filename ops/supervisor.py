@@ -108,7 +108,7 @@ class Supervisor:
         self._signals = signals
         self._running: dict[str, ChildProcess] = {}
         self._conclusion: Conclusion | None = None
-        self._is_described = False
+        self._has_asked_record = self._is_described = False
         self._end: End | None = None
         self._live: frozenset[str] = frozenset()
         self._num_reports: int | None = None
@@ -158,10 +158,18 @@ class Supervisor:
         if not is_new or status is None or not status.run:
             return []
         self._note_changes(status)
-        if self._watch.record is not None and not self._is_described:
-            self._is_described = True
-            self._logger.info("model.described", **policy(Manifest.from_text(self._watch.record.manifest)))
+        self._describe_model()
         return [Observed(status.progress, status.totals.rounds_committed, self._watch.status_asked_at)]
+
+    def _describe_model(self) -> None:
+        """Says once what is done with the model's tensors, as the run's record has it."""
+        record = self._watch.record
+        if record is not None and not self._is_described:
+            self._is_described = True
+            self._logger.info("model.described", **policy(Manifest.from_text(record.manifest)))
+        elif not self._has_asked_record:
+            self._has_asked_record = True
+            self._watch.ask_record()
 
     def _exits(self) -> list[Event]:
         codes = {name: process.poll() for name, process in self._running.items()}

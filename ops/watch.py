@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from isles.proto.agreement import RunRecord
+from isles.proto.client import Welcomed
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection
 from isles.proto.errors import UnreachableError
@@ -39,6 +41,8 @@ class StatusWatch:
         self.status_at: float | None = None
         """When the newest status arrived."""
         self.reports: list[ReportInfo] = []
+        self.record: RunRecord | None = None
+        """The run's, some time after it was asked for."""
 
     def poll(self, timeout_seconds: float) -> bool:
         """Waits at most so long; whether a new status has arrived."""
@@ -49,6 +53,8 @@ class StatusWatch:
             self._ask(now)
         is_new = False
         for news in self._connection.poll(min(timeout_seconds, FIRST_RETRY_SECONDS if self.status is None else 1.0)):
+            if isinstance(news, Welcomed):
+                self.record = news.welcome.run_record
             reply: Message | None = getattr(news, "reply", None)
             if isinstance(reply, Status):
                 self._take(reply)
@@ -67,6 +73,10 @@ class StatusWatch:
                 )
             self.poll(left)
         return self.status
+
+    def ask_record(self) -> None:
+        """Asks for the run's record, which may be long; `poll` takes the answer."""
+        self._connection.start()
 
     def close(self) -> None:
         """Closes the connection."""

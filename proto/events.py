@@ -49,7 +49,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "round.alone": ("fragment", "version", "learner"),
     # worker
     "learner.joined": ("learner", "region", "versions", "progress"),
-    "model.described": ("learner", "num_parameters", "num_frozen", "num_averaged", "num_maximum", "num_skipped"),
+    "model.described": ("num_parameters", "num_frozen", "num_tied", "num_averaged", "num_maximum", "num_skipped"),
     "learner.reset": ("learner", "fragment", "reason", "tokens"),
     "learner.progressed": ("learner", "steps", "tokens", "loss", "learning_rate", "progress"),
     "step.skipped": ("learner", "steps", "loss", "norm"),

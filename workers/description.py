@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -30,16 +30,12 @@ from isles.proto.manifest import (
     INTEGER_DTYPES,
     PARAMETER_ROLES,
     VALUES_DIGEST_CHARACTERS,
-    Manifest,
     Role,
     TensorSpec,
 )
 
 HASH_THREADS: Final = 8
 """Hash frozen values at a time: each thread takes 0.5 to 2 GB a second, and a frozen model may have tens of GB."""
-NAMES_MAX: Final = 3
-"""Buffers named in the log for each thing that is done with them; the manifest has all."""
-
 _Place = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
 """Device, address, bytes of a value, shape, strides."""
 
@@ -121,25 +117,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
                     "no other learner would get its work: put it into the model, or make the optimizer after the last "
                     "change of the model (such as .to(...) of a new copy, or a parametrisation)"
                 )
-
-
-def policy(manifest: Manifest) -> dict[str, Any]:
-    """What is done with a model's tensors, in few words: the fields of the log event `model.described`."""
-    names: dict[Role, list[str]] = {}
-    for spec in manifest.tensors:
-        names.setdefault(spec.role, []).append(spec.name)
-    fields: dict[str, Any] = {
-        "num_parameters": manifest.num_values,
-        "num_frozen": len(names.get("frozen", ())),
-        "num_tied": len(manifest.aliases),
-    }
-    shown: dict[str, Role] = {"averaged": "buffer_average", "maximum": "buffer_maximum", "skipped": "buffer_skip"}
-    for what, role in shown.items():
-        found = names.get(role, [])
-        fields[f"num_{what}"] = len(found)
-        if found:
-            fields[f"{what}"] = ", ".join(found[:NAMES_MAX]) + (", ..." if len(found) > NAMES_MAX else "")
-    return fields
 
 
 # ---------------------------------------------------------------------------------------------------------- parameters

@@ -66,28 +66,31 @@ class _Cell:
             )
         return tensor
 
-    @property
-    def master(self) -> torch.Tensor:
-        """A float32 copy of the exact value."""
-        values = self.live.to(torch.float32, copy=True)
-        return values if self.lag is None else values.add_(self.lag)
+    def read(self, out: torch.Tensor) -> None:
+        """Puts the exact values into `out`, float32 of any shape and on any device."""
+        out = out.view(self.place.shape)
+        out.copy_(self.live)
+        if self.lag is not None:
+            out.add_(self.lag.to(out.device))
 
     def write(self, values: torch.Tensor) -> None:
-        """The master becomes `values`, float32 on any device."""
+        """The exact values become `values`, float32 on any device."""
         live = self.live
         values = values.to(live.device)
         live.copy_(fit(values, live.dtype))
         if self.dtype not in EXACT_DTYPES:
-            self.lag = values - live.to(torch.float32)
+            self.lag = torch.sub(values, live, out=self.lag)
 
     def add(self, increment: torch.Tensor) -> None:
-        """Adds `increment`, float32 on any device, to the master."""
+        """Adds `increment`, float32 on any device, to the exact values."""
+        live = self.live
+        increment = increment.to(live.device)
         if self.dtype in EXACT_DTYPES:
-            live = self.live
-            live.add_(increment.to(live.device))
+            live.add_(increment)
         else:
-            master = self.master
-            self.write(master.add_(increment.to(master.device)))
+            values = torch.empty(live.shape, dtype=torch.float32, device=live.device)
+            self.read(values)
+            self.write(values.add_(increment))
 
 
 class FlatModel:
@@ -121,12 +124,15 @@ class FlatModel:
         if out is None:
             out = torch.empty(self.num_values[fragment], dtype=torch.float32)
         cells = self._cells[fragment]
-        if self.device == HOST:
-            # A float32 tensor is copied once, straight to its place.
-            flat = [cell.live if cell.dtype == torch.float32 else cell.master for cell in cells]
-            return torch.cat([one.detach().reshape(-1) for one in flat], out=out)
-        flat = [(cell.live if cell.dtype == torch.float32 else cell.master).to(self.device) for cell in cells]
-        return out.copy_(torch.cat([one.detach().reshape(-1) for one in flat]))
+        if all(cell.dtype == torch.float32 for cell in cells):
+            flat = [cell.live.detach().reshape(-1) for cell in cells]
+            if self.device == HOST:
+                return torch.cat(flat, out=out)
+            return out.copy_(torch.cat([one.to(self.device) for one in flat]))
+        whole = out if self.device == HOST else torch.empty(out.shape, dtype=torch.float32, device=self.device)
+        for cell in cells:
+            cell.read(whole[cell.place.start : cell.place.stop])
+        return out if whole is out else out.copy_(whole)
 
     @torch.no_grad()
     def scatter(self, fragment: int, values: torch.Tensor) -> None:

@@ -29,11 +29,12 @@ from isles.proto.errors import ConfigError, UnreachableError, UsageError
 from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
 from isles.proto.messages import SHARDS_MAX, Hello, Progress
+from isles.proto.policy import policy
 from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
-from isles.workers.description import ModelTensors, check_optimizer, describe, policy
+from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
 from isles.workers.joining import Joined, Joiner, NewRun
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed

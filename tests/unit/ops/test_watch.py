@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from isles.ops.watch import RETRY_SECONDS, StatusWatch
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import ManualClock
 from isles.proto.errors import UnreachableError
-from isles.proto.messages import AskStatus, Channel, ReportInfo, Status, pack, unpack
+from isles.proto.messages import AskStatus, Channel, Limits, ReportInfo, Status, Welcome, pack, unpack
 from isles.proto.transport.memory import MemoryBroker
 
 
@@ -102,6 +103,29 @@ def test_a_status_remembers_when_it_was_asked_for(stage: Stage) -> None:
     stage.clock.advance(0.05)
     stage.answer()
     assert (stage.watch.status_asked_at, stage.watch.status_at) == (50.0, 50.05)
+
+
+def test_the_record_of_the_run_comes_only_to_those_who_ask_for_it(stage: Stage) -> None:
+    stage.watch.poll(0.0)
+    stage.answer()
+    assert (stage.broker.poll(0.0), stage.watch.record) == ([], None)
+    stage.watch.ask_record()
+    (arrival,) = stage.broker.poll(0.0)
+    record = RunRecord(
+        run="demo", seed=1, sync=SyncSettings(), budget=Budget(tokens=9), manifest_digest="0" * 64, manifest="{}"
+    )
+    welcome = Welcome(
+        request=unpack(arrival.header).request,
+        new_session="cd" * 8,
+        protocol=(1, 0),
+        broker_incarnation="ee" * 8,
+        seq=0,
+        limits=Limits(),
+        run_record=record,
+    )
+    stage.broker.send(Channel.CONTROL, arrival.connection, pack(welcome))
+    stage.watch.poll(0.0)
+    assert stage.watch.record == record
 
 
 def test_waiting_for_a_status_gives_up_in_one_sentence(stage: Stage) -> None:

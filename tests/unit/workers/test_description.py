@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from isles.proto.errors import ManifestError
-from isles.proto.manifest import Manifest
-from isles.workers.description import BufferSlot, check_optimizer, describe, policy
+from isles.workers.description import BufferSlot, check_optimizer, describe
 
 
 def roles(model: nn.Module) -> dict[str, str]:
@@ -200,23 +199,6 @@ def test_an_optimizer_made_before_a_parametrisation_is_refused() -> None:
         check_optimizer(model, optimizer)
 
 
-def test_the_policy_counts_and_names_what_is_done_with_buffers() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2), With(mask=torch.ones(2) > 0))
-    model[0].bias.requires_grad_(False)
-    tensors = describe(model)
-    assert policy(Manifest.build(tensors.specs, tensors.aliases, 1)) == {
-        "num_parameters": 4 + 8 + 2,
-        "num_frozen": 1,
-        "num_tied": 0,
-        "num_averaged": 4,
-        "averaged": "1.running_mean, 1.running_var, 2.running_mean, ...",
-        "num_maximum": 2,
-        "maximum": "1.num_batches_tracked, 2.num_batches_tracked",
-        "num_skipped": 1,
-        "skipped": "3.mask",
-    }
-
-
 def test_saved_buffers_come_back_whatever_their_type_or_shape() -> None:
     model = With(phase=torch.tensor([1 + 2j, 3j]), mask=torch.tensor([True]), cache=torch.ones(2))
     slots = {key: BufferSlot(model, key) for key in ("phase", "mask", "cache")}
@@ -234,6 +216,6 @@ def test_saved_buffers_come_back_whatever_their_type_or_shape() -> None:
 def test_a_buffer_that_is_gone_is_named() -> None:
     model = With(mean=torch.ones(1))
     slot = BufferSlot(model, "mean")
-    setattr(model, "mean", None)
+    model.mean = None
     with pytest.raises(ManifestError, match="buffer 'mean' of a With is gone"):
         slot.saved()
