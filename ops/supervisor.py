@@ -30,7 +30,9 @@ from isles.ops.supervision import (
 from isles.ops.watch import StatusWatch
 from isles.proto.clock import Clock
 from isles.proto.logs import Logger
+from isles.proto.manifest import Manifest
 from isles.proto.messages import Status
+from isles.proto.policy import policy
 
 POLL_SECONDS: Final = 0.1
 """A death is noticed within it: it is part of the time until a learner contributes again."""
