@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +28,11 @@ from isles.ops.children import child_environment
 
 LEASE_SECONDS: Final = 120.0
 """A synthetic learner whose process is busy must stay live, or the quorum would sink."""
+MEMORY_BYTES_PER_PARAMETER: Final = 14
+"""Of all processes together: the learner's parameters and anchors, and what the outer and the system cache."""
+MEMORY_BYTES_BASE: Final = 1 << 30
+DISK_BYTES_PER_PARAMETER: Final = 32
+"""Version 0, eight payloads, a checkpoint, and the outer's scratch file."""
 LOOK_SECONDS: Final = 0.05
 """Between two looks at whether the learner has joined."""
 
@@ -144,8 +151,29 @@ def _wait_for_join(folder: Path, learner: subprocess.Popen[str], arguments: argp
         time.sleep(LOOK_SECONDS)
 
 
+def check_room(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Ends the process with a sentence if this machine has too little memory or disk for the model."""
+    memory_needed = MEMORY_BYTES_PER_PARAMETER * arguments.size + MEMORY_BYTES_BASE
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
+    if available < memory_needed:
+        raise SystemExit(
+            f"{arguments.size} parameters take about {memory_needed / GIB:.1f} GiB of memory, this machine has "
+            f"{available / GIB:.1f} GiB available: give --size a smaller number"
+        )
+    disk_needed = DISK_BYTES_PER_PARAMETER * arguments.size
+    if shutil.disk_usage(scratch).free < disk_needed:
+        raise SystemExit(
+            f"{arguments.size} parameters take about {disk_needed / GIB:.1f} GiB in {scratch}: name a folder on a "
+            "larger disk with --scratch"
+        )
+
+
 def compare_cycles(arguments: argparse.Namespace, scratch: Path) -> bool:
     """One cycle for each number of contributions, and the table; whether the bar for memory was kept."""
+    check_room(arguments, scratch)
     num_values = make_manifest(arguments.size, arguments.fragments).num_values
     cycles = []
     for contributions in arguments.contributions_each:
