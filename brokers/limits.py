@@ -30,7 +30,7 @@ class RoutingSettings(BaseModel):
     beat_seconds: Seconds = Field(default=2.0, description="longest silence on the events channel, in seconds")
     flush_seconds: Seconds = Field(default=2.0, description="how often counters are written to the store, in seconds")
     versions_kept: Annotated[int, Field(ge=2, le=100_000)] = Field(
-        default=8, description="newest versions of a fragment whose state and contributions are kept, in versions"
+        default=8, description="how old a checkpoint has to be before what is older than it is deleted, in versions"
     )
     num_shards: Annotated[int, Field(ge=1, le=SHARDS_MAX)] = Field(
         default=1024, description="data shards that are leased to learners"
