@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from isles.outer.weights import by_name, discounted_share, fraction, staleness_discount, token_weight
+from isles.outer.weights import by_name, discounted_share, fraction, share_of_learners, staleness_discount, token_weight
 from isles.proto.agreement import SyncSettings
 from isles.proto.ids import Version
 from isles.proto.messages import Averages, Contribution, Ingredient, LearnerInfo, Recipe
@@ -27,7 +27,8 @@ def make_recipe(
 
     Its ingredients are in sorted id order whatever the order here: sums of singles depend on it. `learning_rate` is
     that of this outer step, None for the constant one of the settings. Buffers always take a partial step in a partial
-    round: whole ones of several learners in a row would carry a running variance past its value, and below zero.
+    round, the share of the learners in it: whole ones of several learners in a row would carry a running variance past
+    its value, and below zero.
     """
     known = by_name(learners)
     merged = sorted(contributions, key=lambda contribution: contribution.id)
@@ -47,7 +48,8 @@ def make_recipe(
         )
         for contribution, weight, discount in zip(merged, weights, discounts, strict=True)
     )
-    part = fraction(contributions, learners) * discounted_share(weights, discounts)
+    part = share_of_learners(contributions, learners) if is_buffers else fraction(contributions, learners)
+    part *= discounted_share(weights, discounts)
     return Recipe(
         ingredients=ingredients,
         fraction=part if sync.has_fractional_steps or is_buffers else 1.0,

@@ -87,6 +87,12 @@ def fraction(merged: Sequence[Contribution], learners: Sequence[LearnerInfo]) ->
     return min(1.0, part / (part + rest)) or _smallest_share(len(merged_rates), len(other_rates))
 
 
+def share_of_learners(merged: Sequence[Contribution], learners: Sequence[LearnerInfo]) -> float:
+    """How many of the learners that are live or merged are merged, in (0, 1]; a slow one counts like a fast one."""
+    names = {contribution.id.learner for contribution in merged}
+    return len(names) / len(names | {info.learner for info in learners if info.is_live})
+
+
 def _rate(contribution: Contribution, learner: LearnerInfo | None) -> float:
     """Tokens per second of merged work; what was measured where the contribution itself took no time."""
     if contribution.seconds > 0:

@@ -434,6 +434,7 @@ def test_a_model_of_everything_trains_for_many_rounds_under_coarse_codecs(make_w
     def work(toy: Any) -> None:
         with toy:
             toy.train_to(4)
+            toy.train(60)
 
     threads = [threading.Thread(target=work, args=(toy,)) for toy in toys]
     for thread in threads:

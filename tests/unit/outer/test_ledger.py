@@ -100,6 +100,16 @@ def test_buffers_take_a_part_of_a_step_in_a_partial_round_whatever_the_settings(
         assert two(sync, is_buffers=True).fraction == 0.5
 
 
+def test_learners_that_were_not_measured_yet_count_where_buffers_are_merged(
+    make_contribution: Callable[..., Contribution], make_learner: Callable[..., LearnerInfo]
+) -> None:
+    idle = make_learner("b", tokens_per_second=0.0)
+    gone = make_learner("c", is_live=False)
+    merged, learners = [make_contribution("a")], [make_learner("a"), idle, gone]
+    assert make_recipe(merged, learners, SYNC, **TIMES).fraction == 1.0
+    assert make_recipe(merged, learners, SYNC, **TIMES, is_buffers=True).fraction == 0.5
+
+
 def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
     assert SYNC.digest == SyncSettings().digest
     assert SYNC.digest != SyncSettings(outer_learning_rate=0.71).digest
