@@ -359,6 +359,7 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
         num_participants=len(ingredients),
         update=message.update,
         recipe=message.recipe,
+        recipe_sha256=message.recipe.digest(),
         committed_unix=unix,
     )
     staleness = sum(max(0, head.version - ingredient.base_version) for ingredient in ingredients)

@@ -173,6 +173,8 @@ class Replay:
         """The state of a version from that of the one before it. Raises _DiffersError, RemoteDataError."""
         if info.recipe is None or info.update is None:
             raise _DiffersError("it has no recipe or no update on tape")
+        if info.recipe_sha256 not in (None, info.recipe.digest()):
+            raise _DiffersError("its recipe is not the one that was committed: its entry was changed or damaged")
         sync = self._settings_of(info.recipe)
         if fault := recipe_fault(info.recipe, sync) or _book_fault(before, info, info.recipe):
             raise _DiffersError(fault)

@@ -17,6 +17,7 @@ tag needs a higher minor protocol version. Golden byte vectors in `tests/conform
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -153,6 +154,11 @@ class Recipe(Part):
     grace_seconds: NotNegative = 0.0
     waited_seconds: NotNegative = 0.0
 
+    def digest(self) -> str:
+        """SHA-256 of the packed fields, those left out that have their default: a newer field changes no old digest."""
+        packed: bytes = msgpack.packb(self.model_dump(mode="python", exclude_defaults=True))
+        return hashlib.sha256(packed).hexdigest()
+
 
 class VersionInfo(Part):
     """One version of one fragment. Blobs that retention has removed are None.
@@ -176,6 +182,8 @@ class VersionInfo(Part):
     momentum: BlobRef | None = None
     remainder: BlobRef | None = None
     recipe: Recipe | None = None
+    recipe_sha256: Digest | None = None
+    """Of the recipe as it was committed: the whole of it may not come along, and it may be damaged in the store."""
     committed_unix: NotNegative = 0.0
 
 

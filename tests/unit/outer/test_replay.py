@@ -17,7 +17,7 @@ from isles.proto.codec import decode, encode
 from isles.proto.errors import PayloadError, UsageError
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
-from isles.proto.messages import BlobRef, Ingredient, Recipe, VersionInfo
+from isles.proto.messages import Averages, BlobRef, Ingredient, Recipe, VersionInfo
 
 NUM_VALUES = 300
 OLD = SyncSettings(num_fragments=1, codec_up="fp32", codec_down="int8", outer_momentum=0.0)
@@ -281,6 +281,20 @@ def test_a_changed_entry_is_found(change: dict[str, Any], text: str, tape: Memor
     version, found = difference(tape)
     assert version == 5
     assert text in found
+
+
+@pytest.mark.parametrize(
+    "change", [{"waited_seconds": 1.5}, {"grace_seconds": 0.5}, {"averages": Averages(step_seconds=1.0)}]
+)
+def test_a_changed_figure_that_enters_no_sum_is_found_by_the_recipes_digest(
+    change: dict[str, Any], tape: MemoryTape
+) -> None:
+    recipe = tape.infos[5].recipe
+    assert recipe is not None
+    tape.change(5, recipe_sha256=recipe.digest())
+    assert replay(tape).difference is None
+    tape.change_recipe(5, **change)
+    assert difference(tape) == (5, "its recipe is not the one that was committed: its entry was changed or damaged")
 
 
 def test_an_update_that_is_another_one_is_found(tape: MemoryTape) -> None:
