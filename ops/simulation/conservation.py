@@ -68,7 +68,7 @@ class Faults:
             learner_crash=some(0.03),
             zombie=some(0.5),
             poison=some(0.03),
-            checkpoint=some(0.3),
+            checkpoint=chance.choice((0.0, 0.01, 0.03, 0.2)),
         )
 
 
@@ -379,16 +379,18 @@ class World:
         self.heads[fragment] = made
 
     def _needed(self) -> set[str]:
-        """Digests of all that a new outer and a new learner begin with: checkpoints, and what leads on from them."""
+        """Digests of all that a new outer and a new learner may begin with, and of what leads on from there."""
         needed: set[str] = set()
         for fragment, head in self.num_versions.items():
-            newest = self.broker.index.checkpoints(fragment, head)[0]
-            needed.update(blob.digest for blob in versions.state_blobs(newest))
-            for info in self.broker.index.versions(fragment, newest.version + 1, head + 1, HEADER_BYTES_MAX):
-                assert info.update is not None, f"version {info.version} has been let go"
+            checkpoints = self.broker.index.checkpoints(fragment, head)
+            needed.update(blob.digest for info in checkpoints for blob in versions.state_blobs(info))
+            for info in self.broker.index.versions(fragment, 1, head, HEADER_BYTES_MAX) if head else ():
                 assert info.recipe is not None
-                needed.add(info.update.digest)
-                needed.update(ingredient.digest for ingredient in info.recipe.ingredients)
+                if info.update is not None:
+                    needed.add(info.update.digest)
+                    needed.update(ingredient.digest for ingredient in info.recipe.ingredients)
+                else:
+                    assert info.version <= checkpoints[0].version, f"version {info.version} has been let go"
         return needed
 
     def _stored(self, digest: str) -> Pair:
