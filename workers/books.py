@@ -11,6 +11,7 @@ from typing import Literal
 
 from isles.proto.ids import ContributionId
 from isles.proto.messages import Row
+from isles.workers.orders import PayloadFailed, VersionArrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,19 @@ class FragmentBooks:
     seconds: float = 0.0
     clock: int = 0
     """Inner steps since the last contribution."""
+
+
+@dataclass(slots=True)
+class PendingFacts:
+    """Facts about a fragment that wait for the next boundary; a crash may lose them, the store says them again."""
+
+    arrived: VersionArrived | None = None
+    rejection: str | None = None
+    failure: PayloadFailed | None = None
+    spoiled: str | None = None
+    cue: int | None = None
+    is_zero: bool = False
+    """U was encoded to zeros, and nothing has changed since."""
 
 
 def is_merged(row: Row | None, open_one: OpenContribution | None, version: int) -> bool:

@@ -16,7 +16,7 @@ a version that contains it is applied.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -26,6 +26,7 @@ from isles.proto.messages import Expired, Fenced, Merged, Rejected, Row
 from isles.workers.books import (
     FragmentBooks,
     OpenContribution,
+    PendingFacts,
     compare_at_restart,
     first_clock,
     is_merged,
@@ -71,19 +72,6 @@ NOT_FINITE: Final = "not finite"
 """A reason with these words says that NaN or infinity was found: the inner optimizer's state is then suspect too."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Facts about a fragment that wait for the next boundary; a crash may lose them, the store says them again."""
-
-    arrived: VersionArrived | None = None
-    rejection: str | None = None
-    failure: PayloadFailed | None = None
-    spoiled: str | None = None
-    cue: int | None = None
-    is_zero: bool = False
-    """U was encoded to zeros, and nothing has changed since."""
-
-
 class Session:
     """The state machine; `restored`, `cursor` and `num_steps` come from a checkpoint, if there is one.
 
@@ -122,7 +110,7 @@ class Session:
             restored = [FragmentBooks(fragment, clock=clock) for fragment, clock in enumerate(clocks)]
         assert [one.fragment for one in restored] == list(range(count)), "one entry per fragment, in order"
         self.books: tuple[FragmentBooks, ...] = tuple(replace(one) for one in restored)
-        self._pending = tuple(_Pending() for _ in self.books)
+        self._pending = tuple(PendingFacts() for _ in self.books)
 
     # ------------------------------------------------------------------------------------------------------- questions
 
@@ -179,21 +167,20 @@ class Session:
                 return []
             case PayloadEncoded():
                 return self._take_encoded(event)
-            case PaceTold():
-                self._take_pace(event)
-                return []
-            case Cued() | VersionArrived() | PayloadFailed() | FragmentSpoiled():
+            case Cued() | PaceTold() | VersionArrived() | PayloadFailed() | FragmentSpoiled():
                 self._note(event)
                 return []
         return self._take_answer(event)
 
-    def _note(self, event: Cued | VersionArrived | PayloadFailed | FragmentSpoiled) -> None:
+    def _note(self, event: Cued | PaceTold | VersionArrived | PayloadFailed | FragmentSpoiled) -> None:
         """Keeps a fact for the next boundary. Versions may be skipped, but the row is that of the newest reply."""
         match event:
             case Cued():
                 base = self.books[event.fragment].base
                 if base is None or event.version >= base:
                     self._pending[event.fragment].cue = event.version
+            case PaceTold(typical_seconds=typical, own_seconds=own) if self.sync.has_dynamic_interval:
+                self.interval_steps = paced_interval(self.sync.interval_steps, typical_seconds=typical, own_seconds=own)
             case VersionArrived():
                 pending = self._pending[event.fragment]
                 if pending.arrived is None or event.version >= pending.arrived.version:
@@ -241,12 +228,6 @@ class Session:
         books.hold = head
         books.clock = max(books.clock, self.interval_steps)
         return [*self._close(books), AskVersion(books.fragment, books.base)]
-
-    def _take_pace(self, pace: PaceTold) -> None:
-        if self.sync.has_dynamic_interval:
-            self.interval_steps = paced_interval(
-                self.sync.interval_steps, typical_seconds=pace.typical_seconds, own_seconds=pace.own_seconds
-            )
 
     def _take_fenced(self) -> list[Instruction]:
         self.is_stopped = True
