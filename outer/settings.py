@@ -5,13 +5,17 @@ How it merges is not here: that is agreed for the whole run and stands in the ru
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from isles.proto.agreement import Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.transport.address import BrokerAddress
+
+
+CHECKPOINT_VERSIONS_MAX: Final = 2048
+"""Half of the 4096 updates that lead from a checkpoint to the head at most: a broker takes no commit beyond them."""
 
 
 class OuterSettings(BaseModel):
@@ -49,7 +53,7 @@ class OuterSettings(BaseModel):
     stop_seconds: Positive = Field(
         default=10.0, description="seconds that merges and checkpoints under way may take once it was told to stop"
     )
-    checkpoint_versions: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    checkpoint_versions: Annotated[int, Field(ge=1, le=CHECKPOINT_VERSIONS_MAX)] = Field(
         default=16,
         description="versions of a fragment after which its whole state is stored again; until then a new outer "
         "computes them anew, and the store keeps the payloads that they were made from",
