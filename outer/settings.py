@@ -13,7 +13,6 @@ from isles.proto.agreement import Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.transport.address import BrokerAddress
 
-
 CHECKPOINT_VERSIONS_MAX: Final = 2048
 """Half of the 4096 updates that lead from a checkpoint to the head at most: a broker takes no commit beyond them."""
 
