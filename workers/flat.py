@@ -2,10 +2,10 @@
 
 A tensor narrower than float32, or a counter, cannot hold what a version says of it. So it has a `lag`, in float32:
 
-    master = float32(live) + lag
+    exact = float32(live) + lag
 
-Vectors are gathered from masters, and versions change masters; the model computes with the live tensor, which is its
-master rounded to its own type. Thus no update is ever lost to rounding. What the inner optimizer loses when it adds a
+Vectors are gathered from exact values, and versions change exact values; the model computes with the live tensor, which
+is the exact value rounded to its own type. Thus no update is ever lost to rounding. What the inner optimizer loses when it adds a
 small step to a tensor of a narrow type is its own affair, as in any training in that type. A float64 tensor holds more
 than a vector does and needs no lag.
 """

@@ -75,8 +75,7 @@ NOT_FINITE: Final = "not finite"
 class Session:
     """The state machine; `restored`, `cursor` and `num_steps` come from a checkpoint, if there is one.
 
-    With `has_buffers` there is one fragment more than the settings count, the last; it has no part in any mean, since
-    buffers that never change are never contributed.
+    With `has_buffers` there is one fragment more, the last; it may never change and has no part in any mean.
     """
 
     def __init__(
@@ -136,7 +135,6 @@ class Session:
 
     @property
     def _trained(self) -> Sequence[FragmentBooks]:
-        """Those of parameters."""
         return self.books[: self.sync.num_fragments]
 
     @property

@@ -19,7 +19,7 @@ from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.store import Store
 from isles.outer.outer import Outer
 from isles.outer.settings import OuterSettings
-from isles.proto.agreement import Budget, SyncSettings
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import SystemClock
 from isles.proto.connection import Connection
 from isles.proto.logs import SilentLogger
@@ -41,6 +41,7 @@ from isles.proto.messages import (
 )
 from isles.proto.transport.memory import MemoryBroker
 from isles.workers import Learner
+from isles.workers.parameters import GlobalParameters, ParameterFetcher
 
 WAIT_SECONDS = 30.0
 """Bound of every wait here; nothing takes a hundredth of it unless it is broken."""
@@ -148,6 +149,14 @@ class World:
         reply = self.ask(AskStatus())
         assert isinstance(reply, Status)
         return reply
+
+    def parameters(self, record: RunRecord) -> GlobalParameters:
+        """The newest ones, as an evaluator gets them."""
+        connection = self.connect("operator", "reader")
+        fetcher = ParameterFetcher(connection, record, address="memory", timeout_seconds=WAIT_SECONDS)
+        found = fetcher.newest()
+        connection.close()
+        return found
 
     def digests(self, fragment: int) -> list[str]:
         """Of the parameters of every version."""

@@ -6,11 +6,9 @@ compared with the same mathematics in double precision.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isles.proto.agreement import RunRecord
-from isles.proto.errors import ManifestError, ManifestMismatchError
 from isles.proto.logs import ListLogger
 from isles.proto.manifest import Manifest, Role
 from isles.proto.messages import AskHistory, History, Recipe
-from isles.workers.parameters import GlobalParameters, ParameterFetcher
+from isles.workers.parameters import GlobalParameters
 
 NUM_STEPS = 3
 MOMENTUM, RATE = 0.5, 0.7
@@ -295,13 +291,6 @@ def assert_close(found: Tensor, expected: Tensor, name: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=relative, atol=1e-6, msg=lambda text: f"{name}: {text}")
 
 
-def fetch(world: Any, record: RunRecord) -> GlobalParameters:
-    connection = world.connect("operator", "reader")
-    found = ParameterFetcher(connection, record, address="memory", timeout_seconds=20.0).newest()
-    connection.close()
-    return found
-
-
 def recipes(world: Any, fragment: int) -> list[Recipe]:
     """Of version 1 and up."""
     reply = world.ask(AskHistory(fragment=fragment, first=1, num_max=9))
@@ -382,7 +371,7 @@ def test_a_round_of_two_learners_is_what_double_precision_says(
     assert all(torch.equal(pair.first[0][name], pair.first[1][name]) for name in fragment_of), "all begin alike"
 
     pair.merge()
-    merged = fetch(world, pair.toys[0].learner.record)
+    merged = world.parameters(pair.toys[0].learner.record)
     values = check_versions(world, pair, manifest, merged)
     exported = merged.tensors()
     assert exported.keys() == values.keys() | {alias for alias, owner in kind.aliases.items() if owner in values}
@@ -402,94 +391,3 @@ def test_a_round_of_two_learners_is_what_double_precision_says(
         loaded = model.state_dict()[name]
         assert torch.equal(loaded, tensor), name
         assert loaded.dtype == tensor.dtype
-
-
-# ------------------------------------------------------------------------------------------------ longer than one round
-
-
-class Everything(Mixed):
-    """Narrow and wide types, batch norm, a tie, a frozen table and a counter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tied = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
-        self.narrow_again = nn.Linear(4, 4, bias=False)
-        self.narrow_again.weight = self.tied.weight
-        self.table = nn.Parameter(torch.arange(4.0).to(torch.bfloat16), requires_grad=False)
-        self.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = self.narrow_again(self.tied(x.bfloat16() + self.table))
-        out: Tensor = super().forward(seen.float())
-        return out
-
-
-def test_a_model_of_everything_trains_for_many_rounds_under_coarse_codecs(make_world: Callable[..., Any]) -> None:
-    world = make_world(num_fragments=3, codec_up="int4", codec_down="int4")
-    torch.manual_seed(11)
-    models = [Everything() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    toys = [world.make(f"us-{index}", model=model) for index, model in enumerate(models)]
-
-    def work(toy: Any) -> None:
-        with toy:
-            toy.train_to(4)
-            toy.train(60)
-
-    threads = [threading.Thread(target=work, args=(toy,)) for toy in toys]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    status = world.status()
-    assert status.totals.tokens_merged == status.totals.tokens_produced > 0
-    assert (status.totals.rejected, len(status.fragments)) == (0, 4)
-    merged = fetch(world, toys[0].learner.record).tensors()
-    assert all(bool(torch.isfinite(one).all()) for one in merged.values())
-    assert bool((merged["norm.running_var"] > 0).all())
-    counts = sum(toy.learner.num_steps for toy in toys)
-    assert 0 < int(merged["norm.num_batches_tracked"]) <= counts
-
-
-def test_a_drained_learner_restarts_with_every_bit_of_a_model_of_everything(
-    make_world: Callable[..., Any], tmp_path: Path
-) -> None:
-    world = make_world(num_fragments=3)
-    torch.manual_seed(11)
-    model, other = Everything(), Everything()
-    other.table.data.copy_(model.table.data)
-    with world.make(model=model, checkpoint_dir=tmp_path) as first:
-        first.train_to(3)
-    log = ListLogger()
-    with world.make(model=other, checkpoint_dir=tmp_path, log=log) as second:
-        assert not {"learner.reset", "checkpoint.damaged"} & set(log.events())
-        assert second.learner.num_steps == first.learner.num_steps
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(other.state_dict()[name], tensor), name
-        flats = [toy.learner._running.performer._flat for toy in (first, second)]
-        for fragment in range(4):
-            assert torch.equal(*(flat.gather(fragment) for flat in flats)), "masters, too"
-        lags = flats[1].rounded(0)[1] | flats[1].rounded(1)[1] | flats[1].rounded(2)[1]
-        assert any(bool(lag.any()) for lag in lags.values())
-
-
-# -------------------------------------------------------------------------------------------------- who is not let in
-
-
-def test_frozen_values_that_differ_are_refused_by_name(make_world: Callable[..., Any]) -> None:
-    world = make_world()
-    model = FrozenBackbone()
-    with world.make(model=model):
-        other = copy.deepcopy(model)
-        other.first.bias.data[3] += 1e-6
-        late = world.make("us-1", model=other)
-        with pytest.raises(ManifestMismatchError, match=r"the frozen tensor 'first\.bias' has other values"):
-            late.learner.start()
-
-
-def test_an_optimizer_of_another_model_is_refused_before_anything_is_said(make_world: Callable[..., Any]) -> None:
-    world = make_world()
-    toy = world.make(model=Mlp(), optimizer=lambda parameters, lr: torch.optim.SGD(Mlp().parameters(), lr))
-    with pytest.raises(ManifestError, match=r"of shape \(6, 4\) that is not in the model"):
-        toy.learner.start()
-    assert world.status().run == ""
