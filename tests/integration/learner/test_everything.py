@@ -82,7 +82,7 @@ def test_a_drained_learner_restarts_with_every_bit_of_a_model_of_everything(
             assert torch.equal(other.state_dict()[name], tensor), name
         flats = [toy.learner._running.performer._flat for toy in (first, second)]
         for fragment in range(4):
-            assert torch.equal(*(flat.gather(fragment) for flat in flats)), "masters, too"
+            assert torch.equal(*(flat.gather(fragment) for flat in flats)), "exact values, too"
         lags = flats[1].rounded(0)[1] | flats[1].rounded(1)[1] | flats[1].rounded(2)[1]
         assert any(bool(lag.any()) for lag in lags.values())
 
@@ -100,9 +100,8 @@ def test_frozen_values_that_differ_are_refused_by_name(make_world: Callable[...,
 
 def test_an_optimizer_of_another_model_is_refused_before_anything_is_said(make_world: Callable[..., Any]) -> None:
     world = make_world()
-    toy = world.make(
-        model=nn.Linear(4, 6), optimizer=lambda parameters, lr: torch.optim.SGD(nn.Linear(4, 6).parameters(), lr)
-    )
+    other = nn.Linear(4, 6)
+    toy = world.make(optimizer=lambda _, lr: torch.optim.SGD(other.parameters(), lr))
     with pytest.raises(ManifestError, match=r"of shape \(6, 4\) that is not in the model"):
         toy.learner.start()
     assert world.status().run == ""

@@ -123,7 +123,7 @@ def test_steps_of_the_inner_optimizer_and_updates_do_not_disturb_each_other(dtyp
     assert torch.equal(flat.gather(0), torch.ones(16) + 2.0**-13)
 
 
-def test_a_value_beyond_the_range_of_a_narrow_type_stays_whole_in_its_master() -> None:
+def test_a_value_beyond_the_range_of_a_narrow_type_is_kept_although_the_model_computes_with_another() -> None:
     model = nn.Linear(1, 2, bias=False).to(torch.float16)
     flat, _ = make_flat(model, 1)
     flat.scatter(0, torch.tensor([1e6, -1e6]))
