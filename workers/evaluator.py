@@ -22,7 +22,7 @@ from isles.proto.clock import Clock, SystemClock
 from isles.proto.config import Config, RunSettings
 from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import PayloadError, UnreachableError
-from isles.proto.ids import FragmentId, Version
+from isles.proto.ids import FRAGMENTS_MAX, FragmentId, Version
 from isles.proto.logs import Logger
 from isles.proto.messages import AskHeads, AskStatus, Done, Heads, Leave, Report, ReportInfo, Status
 from isles.workers.device import choose_device
@@ -47,7 +47,11 @@ LEAVE_SECONDS: Final = 2.0
 class Agenda:
     """When another evaluation is due. Pure: a function of versions and of the time, in seconds."""
 
-    def __init__(self, *, every_cycles: int, every_seconds_min: float, quiet_seconds: float) -> None:
+    def __init__(
+        self, *, every_cycles: int, every_seconds_min: float, quiet_seconds: float, num_fragments: int = FRAGMENTS_MAX
+    ) -> None:
+        """`num_fragments` are those of parameters: one of buffers comes after them and may never change."""
+        self._num_fragments = num_fragments
         self._every_cycles = every_cycles
         self._every_seconds_min = every_seconds_min
         self._quiet_seconds = quiet_seconds
@@ -81,6 +85,7 @@ class Agenda:
         return all(
             version - self._evaluated.get(fragment, -1) >= self._every_cycles
             for fragment, version in self._heads.items()
+            if fragment < self._num_fragments
         )
 
 
@@ -111,6 +116,7 @@ class Evaluator:
             every_cycles=settings.every_cycles,
             every_seconds_min=settings.every_seconds_min,
             quiet_seconds=settings.quiet_seconds,
+            num_fragments=record.sync.num_fragments,
         )
         self._parameters: GlobalParameters | None = None
         self._has_first = False

@@ -6,8 +6,8 @@ A tensor narrower than float32, or a counter, cannot hold what a version says of
 
 Vectors are gathered from exact values, and versions change exact values; the model computes with the live tensor, which
 is its exact value rounded to its type. Thus no update is ever lost to rounding. What the inner optimizer loses when it
-adds a small step to a narrow tensor is its own affair, as in any training in that type. A float64 tensor holds more than
-a vector does and needs no lag.
+adds a small step to a narrow tensor is its own affair, as in any training in that type. A float64 tensor holds more
+than a vector does and needs no lag.
 """
 
 from __future__ import annotations

@@ -37,3 +37,14 @@ def test_a_finished_run_is_evaluated_once_more_when_nothing_follows() -> None:
     assert one.is_due(13.0, is_finished=True)
     one.note_evaluated({0: 5, 1: 4}, begun_at=13.0)
     assert not one.is_due(100.0, is_finished=True)
+
+
+def test_buffers_that_never_change_do_not_hold_an_evaluation_up_and_newer_ones_are_not_forgotten() -> None:
+    one = agenda(num_fragments=2)
+    one.note_evaluated({0: 4, 1: 4, 2: 0}, begun_at=0.0)
+    one.see({0: 5, 1: 5, 2: 0}, now=10.0)
+    assert one.is_due(10.0, is_finished=False)
+    one.note_evaluated({0: 5, 1: 5, 2: 0}, begun_at=10.0)
+    one.see({0: 5, 1: 5, 2: 1}, now=11.0)
+    assert one.is_behind
+    assert one.is_due(20.0, is_finished=True)
