@@ -334,12 +334,15 @@ class World:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--short", action="store_true", help="two learners, few steps: only shows that this works")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each row, from seed 1 on")
     parser.add_argument("--learners", type=int, default=8)
     parser.add_argument("--steps", type=int, default=240, help="inner steps of an average learner")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a sync setting of every row")
     arguments = parser.parse_args()
+    if arguments.short:
+        arguments.learners, arguments.steps, arguments.seeds = 2, 60, 1
     torch.set_num_threads(1)
     task = load_task("gpt", TASK)
     stated = dict(text.split("=", maxsplit=1) for text in arguments.set)

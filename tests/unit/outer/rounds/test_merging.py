@@ -41,6 +41,17 @@ def test_a_round_that_has_everyone_merges_at_once(
     assert bench.state is State.MERGING
 
 
+def test_a_recipe_has_the_rate_of_its_heads_progress_and_discounts_by_its_version(
+    make_bench: MakeBench, rows: list[Contribution], learners: list[LearnerInfo]
+) -> None:
+    """The budget of the bench is 100 rounds over the fragments."""
+    bench = make_bench(outer_schedule="linear", outer_final_share=0.0, staleness_exponent=1.0, num_fragments=4)
+    recipe = bench.merge_all(rows, learners, version=15).recipe
+    assert recipe.learning_rate == pytest.approx(bench.rounds.sync.outer_learning_rate * 0.4)
+    assert [ingredient.weight for ingredient in recipe.ingredients] == pytest.approx([100_000 / 16] * 3)
+    assert recipe.fraction == pytest.approx(1 / 16)
+
+
 def test_a_round_without_everyone_merges_when_the_grace_window_ends(
     bench: Bench, rows: list[Contribution], learners: list[LearnerInfo]
 ) -> None:
