@@ -54,4 +54,9 @@ def joined_log(session: Session) -> Log:
 
 def named(name: ContributionId) -> dict[str, Any]:
     """The fields that say which contribution is meant."""
-    return {"learner": name.learner, "fragment": name.fragment, "number": name.number}
+    return {
+        "learner": name.learner,
+        "fragment": name.fragment,
+        "number": name.number,
+        "incarnation": name.incarnation,
+    }

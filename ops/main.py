@@ -41,6 +41,8 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "change": _Entry("isles.ops.change", "Give a stopped run other settings."),
     "history": _Entry("isles.ops.history", "List the versions of a run and what they were made from."),
     "replay": _Entry("isles.ops.replay", "Recompute a run from its tape and compare every bit."),
+    "check": _Entry("isles.ops.chaos.check", "Check that a run lost nothing."),
+    "chaos": _Entry("isles.ops.chaos.command", "Make faults happen to a run, and check what came of it."),
     "sample": _Entry("isles.ops.sample", "Let trained parameters continue a text."),
     "export": _Entry("isles.ops.export", "Write the global parameters as a safetensors file."),
 }

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -48,19 +49,27 @@ def _serve_outer(config: Config, logger: Logger, should_stop: threading.Event) -
     from isles.outer.outer import serve
     from isles.outer.settings import OuterSettings
 
+    _say_loaded(logger)
     return serve(config.section("outer", OuterSettings), logger=logger, should_stop=should_stop)
 
 
 def _serve_worker(config: Config, logger: Logger, should_stop: threading.Event) -> int:
     from isles.workers.trainer import serve
 
+    _say_loaded(logger)
     return serve(config, logger=logger, should_stop=should_stop)
 
 
 def _serve_evaluator(config: Config, logger: Logger, should_stop: threading.Event) -> int:
     from isles.workers.evaluator import serve
 
+    _say_loaded(logger)
     return serve(config, logger=logger, should_stop=should_stop)
+
+
+def _say_loaded(logger: Logger) -> None:
+    """Tells the time of the libraries, which is most of a restart, from what comes after it."""
+    logger.info("process.loaded", seconds=round(time.process_time(), 3))
 
 
 RUN_HEADING: Final = "The run (used by the first worker; later ones must agree with what they state)"

@@ -17,6 +17,9 @@ from isles.proto.ids import is_name
 WORKERS_MAX: Final = 256
 """Processes that one machine is asked to start; above it, somebody mistyped."""
 
+OUTERS_MAX: Final = 16
+"""Of one run on one machine: one merges, more than a few wait for nothing."""
+
 SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("isles.proto.config", "RunSettings"),
     "sync": ("isles.proto.agreement", "SyncSettings"),
@@ -54,6 +57,9 @@ class UpSettings(BaseModel):
     )
     workers: Annotated[str, Field(max_length=4096)] = Field(
         default="us=2,eu=2", description="regions and how many workers each has, as region=count,region=count"
+    )
+    outers: Annotated[int, Field(ge=1, le=OUTERS_MAX)] = Field(
+        default=1, description="outers: one merges, the others stand by and take over within its lease"
     )
     stall_seconds: NotNegative = Field(
         default=900.0, description="end the run when no round was committed for this many seconds; 0 = never"

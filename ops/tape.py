@@ -71,6 +71,9 @@ class Tape(Protocol):
     def rejected_rows(self) -> list[Row]:
         """Of learners and fragments whose last contribution was rejected, as far as that can be read."""
 
+    def rows(self) -> list[Row] | None:
+        """The rows of all learners and fragments; None where they cannot be read."""
+
     def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
         """Contiguous versions from `first` on. Raises PayloadError for an entry that is damaged."""
 
@@ -105,9 +108,11 @@ class StoreTape:
         )
 
     def rejected_rows(self) -> list[Row]:
+        return [row for row in self.rows() if row.state == "rejected"]
+
+    def rows(self) -> list[Row]:
         index = self._store.index
-        rows = [row for learner in index.learners() for row in index.rows_of(learner.learner)]
-        return [row.shown() for row in rows if row.state == "rejected"]
+        return [row.shown() for learner in index.learners() for row in index.rows_of(learner.learner)]
 
     def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
         index = self._store.index
@@ -178,6 +183,9 @@ class BrokerTape:
 
     def rejected_rows(self) -> list[Row]:
         return []
+
+    def rows(self) -> list[Row] | None:
+        return None
 
     def versions(self, fragment: int, first: int, num_max: int) -> Sequence[VersionInfo]:
         ask = AskHistory(fragment=fragment, first=first, num_max=min(num_max, PAGE_VERSIONS_MAX))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 
 from isles.brokers.settings import BrokerSettings
 from isles.ops.changes import Changes, changed, check_budget, differences, read_record, stated_by, words, write_record
+from isles.ops.chaos.options import chaos_option, random_options, read_plan
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.run_folder import RunFolder, State, choose_address, write_whole
 from isles.ops.settings import LogSettings, UpSettings, section_models
@@ -24,7 +26,9 @@ from isles.proto.transport.address import Address
 from isles.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from isles.ops.supervision import End, Role
+    from isles.ops.chaos.plan import Plan
+    from isles.ops.chaos.under_up import Disturbance
+    from isles.ops.supervision import End, Role, Supervision
     from isles.ops.supervisor import Signals
     from isles.ops.watch import StatusWatch
     from isles.proto.logs import Logger
@@ -41,8 +45,15 @@ BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
 VERSIONS_KEPT_MAX: Final = 100_000
 """As many as `broker.versions_kept` may be: no run on one machine has more."""
+EXIT_BROKEN: Final = 1
+"""After a run with faults that did not keep its promises."""
 UP_FLAGS: Final = {"worker.device": "--device"}
 """Flags that this command alone has."""
+CHAOS_STATED: Final = (
+    Stated("log.level", "debug", "the flag --chaos"),
+    Stated("worker.log_every_seconds", "1", "the flag --chaos"),
+)
+"""What it takes to check and to measure a run with faults, unless something else is stated."""
 ANY_HOST: Final = frozenset({"0.0.0.0", "[::]", "*"})
 """To be listened on, not to be dialled."""
 WORKER_KEY: Final = re.compile(r"^worker\.(?P<worker>[a-z0-9][a-z0-9._-]*)\.(?P<name>[a-z_-]+)=(?P<value>.*)$")
@@ -68,17 +79,32 @@ def build(name: str) -> click.Command:
             "then grows with it.",
         ),
         click.Option(["--json", "is_json"], is_flag=True, help="Print only the summary, as JSON, at the end."),
+        chaos_option(),
+        *random_options("chaos-"),
     ]
     return settings_command(name, TEXT, parameters, _up, example="up.run_dir")
 
 
 def _up(
-    *, stated: Sequence[Stated], config_file: Path | None, assignments: Sequence[str], keeps_tape: bool, is_json: bool
+    *,
+    stated: Sequence[Stated],
+    config_file: Path | None,
+    assignments: Sequence[str],
+    keeps_tape: bool,
+    is_json: bool,
+    chaos: str | None,
+    **chaos_options: Any,
 ) -> int:
     own_words = [text for text in assignments if not WORKER_KEY.match(text)]
     if keeps_tape:
         stated = [*stated, Stated("broker.versions_kept", str(VERSIONS_KEPT_MAX), "the flag --keep-tape")]
     asked = load_config(section_models(), file=config_file, stated=stated, assignments=own_words)
+    plan = None
+    if chaos is not None:
+        regions = sorted(set(asked.section("up", UpSettings).worker_ids.values()))
+        plan = read_plan(chaos, chaos_options, regions)
+        more = [one for one in CHAOS_STATED if one.key not in asked.stated]
+        asked = load_config(section_models(), file=config_file, stated=[*stated, *more], assignments=own_words)
     run_dir = asked.section("up", UpSettings).run_dir
     with RunFolder(run_dir) as folder:
         state = folder.read_state()
@@ -94,7 +120,7 @@ def _up(
         config = settle(folder, state, config, has_port="broker.port" in asked.stated)
         if new is not None and changes:
             write_record(folder.store, new)
-        return _run(folder, state, config, new, changes, is_json=is_json)
+        return _run(folder, state, config, new, changes, plan, is_json=is_json)
 
 
 def _tell_finished(
@@ -203,6 +229,8 @@ def _commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> d
         "broker": ("broker", command("broker", "broker")),
         "outer": ("outer", command("outer", "outer")),
     }
+    for number in range(2, settings.outers + 1):
+        children[f"outer-{number}"] = ("outer", command("outer", f"outer-{number}", "--id", f"outer-{number}"))
     if settings.has_evaluator:
         children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
     for worker, region in settings.worker_ids.items():
@@ -218,7 +246,14 @@ def _commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> d
 
 
 def _run(
-    folder: RunFolder, state: State, config: Config, record: RunRecord | None, changes: Changes, *, is_json: bool
+    folder: RunFolder,
+    state: State,
+    config: Config,
+    record: RunRecord | None,
+    changes: Changes,
+    plan: Plan | None,
+    *,
+    is_json: bool,
 ) -> int:
     from isles.ops.outcome import RunFailedError, tell, write_summary
     from isles.ops.supervisor import Signals
@@ -235,8 +270,8 @@ def _run(
     seen = watch(state.address)
     with Signals() as signals:
         try:
-            end, culprit = _supervise(
-                folder, state, config, seen, logger, signals, news=words(changes), is_silent=is_json
+            end, culprit, disturbance = _supervise(
+                folder, state, config, seen, logger, signals, plan, news=words(changes), is_silent=is_json
             )
         finally:
             seen.close()
@@ -255,9 +290,10 @@ def _run(
             click.echo(summary.model_dump_json(indent=2))
         else:
             tell(folder, summary, _budget(config))
+        is_kept = disturbance is None or disturbance.conclude(is_silent=is_json)
     if end.status == "failed":
         raise RunFailedError(summary.text)
-    return end.exit_code
+    return end.exit_code if is_kept else end.exit_code or EXIT_BROKEN
 
 
 def _supervise(
@@ -267,11 +303,12 @@ def _supervise(
     seen: StatusWatch,
     logger: Logger,
     signals: Signals,
+    plan: Plan | None,
     *,
     news: str,
     is_silent: bool,
-) -> tuple[End, str]:
-    """Runs all processes to the end of the run; how it ended, and the child to blame if it failed."""
+) -> tuple[End, str, Disturbance | None]:
+    """Runs all processes to the end of the run: how it ended, the child to blame if it failed, what disturbed it."""
     from isles.ops.children import child_environment
     from isles.ops.display import View, make_display
     from isles.ops.supervision import Supervision
@@ -296,9 +333,11 @@ def _supervise(
     )
     if news:
         view.note(clock.now(), f"changed: {news}")
+    commands = {name: command for name, (_, command) in children.items()}
+    disturbance = None if plan is None else _disturb(plan, folder, config, state, commands, supervision)
     supervisor = Supervisor(
         supervision,
-        {name: command for name, (_, command) in children.items()},
+        commands,
         child_environment(len(settings.worker_ids)),
         folder=folder,
         state=state,
@@ -309,4 +348,27 @@ def _supervise(
         clock=clock,
         signals=signals,
     )
-    return supervisor.run(), supervision.culprit
+    with disturbance or nullcontext():
+        end = supervisor.run()
+    return end, supervision.culprit, disturbance
+
+
+def _disturb(
+    plan: Plan,
+    folder: RunFolder,
+    config: Config,
+    state: State,
+    commands: dict[str, list[str]],
+    supervision: Supervision,
+) -> Disturbance:
+    """What carries out a plan of faults while the run is under way."""
+    from isles.ops.chaos.under_up import Disturbance
+
+    return Disturbance(
+        plan,
+        folder,
+        regions=config.section("up", UpSettings).worker_ids,
+        broker=Address.parse(state.address),
+        commands=commands,
+        is_ending=lambda: supervision.status is not None,
+    )

@@ -11,6 +11,7 @@ from typing import Final
 EVENTS: Final[dict[str, tuple[str, ...]]] = {
     # every process
     "process.started": ("version", "settings"),
+    "process.loaded": ("seconds",),
     "process.stopped": ("reason",),
     "process.failed": ("error", "text"),
     "message.refused": ("code", "text"),
@@ -24,10 +25,10 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "client.left": ("role", "id"),
     "learner.expired": ("learner", "silent_seconds"),
     "run.initialised": ("run", "learner", "num_fragments", "num_parameters"),
-    "contribution.accepted": ("learner", "fragment", "number", "base_version", "tokens", "bytes"),
-    "contribution.expired": ("learner", "fragment", "number", "base_version", "head"),
-    "contribution.rejected": ("learner", "fragment", "number", "reason"),
-    "contribution.damaged": ("learner", "fragment", "number", "text"),
+    "contribution.accepted": ("learner", "fragment", "number", "incarnation", "base_version", "tokens", "bytes"),
+    "contribution.expired": ("learner", "fragment", "number", "incarnation", "base_version", "head"),
+    "contribution.rejected": ("learner", "fragment", "number", "incarnation", "reason"),
+    "contribution.damaged": ("learner", "fragment", "number", "incarnation", "text"),
     "round.committed": ("fragment", "version", "participants", "fraction", "tokens", "epoch"),
     "version.checkpointed": ("fragment", "version", "bytes"),
     "commit.stale": ("fragment", "base_version", "head", "text"),
@@ -69,4 +70,9 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "child.killed": ("child",),
     "run.stopping": ("status", "text"),
     "run.finished": ("status", "summary"),
+    # up, chaos
+    "fault.injected": ("fault", "kind", "targets"),
+    "fault.ended": ("fault", "kind", "targets"),
+    "fault.skipped": ("fault", "kind", "text"),
+    "run.checked": ("is_kept", "broken"),
 }

@@ -1,0 +1,137 @@
+"""The checker finds each thing that can be broken, and nothing in a run that kept its promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from isles.ops.chaos.checker import (
+    AppliedFact,
+    Facts,
+    ReplayFact,
+    RowFact,
+    VersionFact,
+    check,
+    is_kept,
+)
+from isles.proto.ids import ContributionId
+
+FIRST, SECOND, THIRD, LAST = (ContributionId("us-0", 0, "aaaaaaaa", number) for number in (1, 2, 3, 4))
+OTHER = ContributionId("eu-0", 0, "bbbbbbbb", 1)
+
+
+def kept() -> Facts:
+    """A small run that did everything right: a merge of one, one of two, one rejection, one still pending."""
+    return Facts(
+        versions={
+            0: (
+                VersionFact(0, 0, 0),
+                VersionFact(1, 1, 10, ((FIRST, 10),)),
+                VersionFact(2, 3, 35, ((OTHER, 5), (SECOND, 20))),
+            )
+        },
+        rows=(RowFact(LAST, "pending"), RowFact(OTHER, "merged", 2)),
+        accepted=(FIRST, OTHER, SECOND, THIRD, LAST),
+        rejected=(THIRD,),
+        commits=((0, 1, 1), (0, 2, 3)),
+        applied=(AppliedFact("us-0", 1, 0, 0), AppliedFact("us-0", 1, 0, 2), AppliedFact("us-0", 2, 0, 1)),
+        starts={"us-0": 2, "broker": 1},
+        num_up_starts=1,
+        restarts_counted={"us-0": 1},
+        has_ended_in_order=True,
+        tokens_merged=35.0,
+        num_averaged=1,
+        replayed=(ReplayFact(0, 1, 2),),
+    )
+
+
+def verdicts(facts: Facts) -> dict[str, str]:
+    return {one.promise: one.verdict for one in check(facts)}
+
+
+def broken(facts: Facts) -> list[str]:
+    assert is_kept(check(facts)) == (not (found := [one.text for one in check(facts) if one.verdict == "broken"]))
+    return found
+
+
+def version(facts: Facts, number: int, new: VersionFact | None) -> Facts:
+    versions = list(facts.versions[0])
+    versions[number : number + 1] = [] if new is None else [new]
+    return replace(facts, versions={0: versions})
+
+
+def test_a_run_that_lost_nothing_keeps_all_promises() -> None:
+    assert set(verdicts(kept()).values()) == {"holds"}
+    assert len(verdicts(kept())) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda facts: version(facts, 1, None), "version 1 is missing"),
+        (
+            lambda facts: version(facts, 2, replace(facts.versions[0][2], epoch=0)),
+            "version 2 has epoch 0 after 1",
+        ),
+        (lambda facts: replace(facts, commits=((0, 2, 3), (0, 1, 1))), "version 1 was committed after 2"),
+        (lambda facts: replace(facts, commits=((0, 3, 3),)), "version 3 was announced and is not in the store"),
+        (lambda facts: replace(facts, commits=((0, 2, 2),)), "another epoch"),
+        (
+            lambda facts: version(facts, 2, VersionFact(2, 3, 20, ((FIRST, 10),))),
+            f"{FIRST} is in 2 recipes",
+        ),
+        (lambda facts: replace(facts, rejected=()), f"{THIRD} was accepted and then lost"),
+        (lambda facts: replace(facts, rejected=(THIRD, FIRST)), f"{FIRST} was rejected, and is in a recipe"),
+        (lambda facts: replace(facts, accepted=(FIRST, FIRST)), f"{FIRST} was accepted 2 times"),
+        (lambda facts: replace(facts, rows=(RowFact(OTHER, "merged", 1),), accepted=()), "the recipes say 2"),
+        (lambda facts: replace(facts, rows=(RowFact(OTHER, "pending"),), accepted=()), "it is in version 2"),
+        (
+            lambda facts: version(facts, 2, replace(facts.versions[0][2], tokens_total=34)),
+            "counts 34 tokens, its recipes 35",
+        ),
+        (lambda facts: replace(facts, tokens_merged=40.0), "the summary counts 40"),
+        (
+            lambda facts: replace(facts, applied=(*facts.applied, AppliedFact("us-0", 1, 0, 1))),
+            "version 1 after 2",
+        ),
+        (lambda facts: replace(facts, restarts_counted={}), "us-0 was started again 1 times, and 0 were counted"),
+        (lambda facts: replace(facts, replayed=(ReplayFact(0, 1, 1, "it differs"),)), "it differs"),
+    ],
+)
+def test_each_broken_promise_is_found_and_named(change: Callable[[Facts], Facts], words: str) -> None:
+    assert any(words in text for text in broken(change(kept())))
+
+
+def test_what_cannot_be_read_is_unknown_and_not_broken() -> None:
+    blind = Facts(
+        versions=kept().versions, missing={"the broker's log": "no log", "the tape": "no numpy", "rows": "running"}
+    )
+    found = {one.promise: one for one in check(blind)}
+    assert is_kept(found.values())
+    assert found["rounds that were announced exist"].text == "no log"
+    assert found["the tape replays bit by bit"].text == "no numpy"
+    assert found["rows agree with recipes"].verdict == "unknown"
+
+
+def test_of_a_running_broker_the_newest_contribution_of_each_learner_may_be_pending() -> None:
+    assert broken(replace(kept(), rows=None)) == []
+    lost = replace(kept(), rows=None, accepted=(FIRST, SECOND, THIRD, ContributionId("us-0", 0, "aaaaaaaa", 9), LAST))
+    assert any("accepted and then lost" in text for text in broken(lost))
+
+
+def test_a_killed_supervisor_may_have_counted_fewer_restarts_than_there_were() -> None:
+    assert broken(replace(kept(), restarts_counted={}, has_ended_in_order=False)) == []
+
+
+def test_a_blob_that_was_damaged_on_purpose_explains_a_tape_that_ends_there() -> None:
+    text = "blob 0123456789ab in the store is damaged"
+    facts = replace(kept(), replayed=(ReplayFact(0, 1, 1, text),))
+    assert broken(facts) == [f"fragment 0: {text}"]
+    assert broken(replace(facts, damaged_on_purpose=("0123456789ab" + "0" * 52,))) == []
+
+
+def test_only_a_few_examples_of_many_faults_are_told() -> None:
+    facts = replace(kept(), accepted=tuple(ContributionId("eu-9", 0, "cccccccc", n) for n in range(50)))
+    assert any("and 47 more" in text for text in broken(facts))
