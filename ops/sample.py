@@ -103,12 +103,15 @@ def read_parameters(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copies the tensors into the parameters of the same names. Raises UsageError if they are another model's."""
+    """Copies the tensors into those of the same names; the model has its frozen parameters from its seed.
+
+    Raises UsageError if they are another model's.
+    """
     try:
         missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
     except RuntimeError as error:
         raise UsageError(f"{path} is of another model: {' '.join(str(error).split())[:300]}") from error
-    names = {name for name, _ in model.named_parameters()}
+    names = {name for name, one in model.named_parameters() if one.requires_grad and one.numel()}
     lacking = sorted(names & set(missing))
     if lacking or unexpected:
         which = f"lacks {lacking[0]!r}" if lacking else f"has {unexpected[0]!r} besides"

@@ -115,7 +115,7 @@ def test_only_frozen_tensors_are_hashed() -> None:
     assert hashed == {"2.weight", "2.bias"}
 
 
-def overlapping() -> nn.Module:
+def overlapping() -> nn.ModuleDict:
     model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 2, bias=False)})
     model["b"].weight = nn.Parameter(model["a"].weight.data[1:])
     return model
@@ -216,6 +216,6 @@ def test_saved_buffers_come_back_whatever_their_type_or_shape() -> None:
 def test_a_buffer_that_is_gone_is_named() -> None:
     model = With(mean=torch.ones(1))
     slot = BufferSlot(model, "mean")
-    model.mean = None
+    model.register_buffer("mean", None)
     with pytest.raises(ManifestError, match="buffer 'mean' of a With is gone"):
         slot.saved()
