@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from isles.proto.agreement import ApplyRule
 from isles.proto.errors import ManifestError
 from isles.proto.manifest import Manifest
+from isles.workers.account import Account, Add
 from isles.workers.description import describe
 from isles.workers.flat import FlatModel
 
@@ -204,6 +206,46 @@ def test_a_fragment_is_restored_to_the_last_bit(dtype: torch.dtype) -> None:
         one.add(0, torch.full((16,), 1e-4))
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(flat.gather(0), other.gather(0))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float64)])
+def test_a_model_on_another_device_is_gathered_there_and_moved_once(dtypes: tuple[torch.dtype, ...]) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=False).to(dtype) for dtype in dtypes))
+    flat, _ = make_flat(model, 1)
+    values = torch.randn(18)
+    flat.scatter(0, values)
+    buffer = torch.empty(18)
+    flat.device = torch.device("cpu", 0)  # equal to no device that is taken for the host
+    assert flat.gather(0, buffer) is buffer
+    assert torch.equal(buffer, values)
+
+
+RULES: list[ApplyRule] = ["rebase", "overwrite", "blend", "hybrid"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32, torch.float64])
+def test_no_rule_loses_work_of_a_narrow_model_to_rounding(dtype: torch.dtype, rule: ApplyRule) -> None:
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Linear(16, 16, bias=False).to(dtype)
+    flat, _ = make_flat(model, 1)
+    account: Account[torch.Tensor] = Account(torch.randn(256, generator=generator), rule=rule)
+    flat.scatter(0, account.anchor)
+    owed = torch.zeros(256, dtype=torch.float64)
+    for turn in range(200):
+        before = flat.gather(0).double()
+        with torch.no_grad():
+            model.weight += (torch.randn(16, 16, generator=generator) / 64).to(dtype)
+        owed += before - flat.gather(0).double()  # what the inner step did, its own rounding included
+        decoded = account.contribution(flat.gather(0)) * 0.75 if turn % 3 else None
+        newer = account.anchor + torch.randn(256, generator=generator) / 4096  # less than a bfloat16 sees
+        change = account.apply(newer, decoded, lambda: flat.gather(0))
+        if isinstance(change, Add):
+            flat.add(0, change.increment)
+        else:
+            flat.scatter(0, change.values)
+        owed -= 0.0 if decoded is None else decoded.double()
+        assert torch.allclose(account.contribution(flat.gather(0)).double(), owed, rtol=0, atol=2e-5 * (turn + 1) / 10)
 
 
 def test_a_float32_model_has_no_lag_and_its_values_are_copied_once() -> None:
