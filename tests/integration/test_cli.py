@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from isles.ops.main import COMMANDS
+from isles.ops.options import SHORT_FLAGS
 from isles.ops.settings import section_models
+from isles.proto.config import flag_name
+from isles.workers.task import load_task
 
 ISLES = Path(sys.executable).with_name("isles")
 CPU_SECONDS_MAX = 0.3
@@ -79,6 +83,8 @@ def test_the_help_of_a_command_needs_no_tensor_library(command: str) -> None:
         ("worker", "worker", ("sync", "task")),
         ("evaluate", "evaluator", ("task",)),
         ("up", "up", ("sync", "task")),
+        ("init", "init", ("sync", "task")),
+        ("change", "change", ("sync",)),
     ],
 )
 def test_the_help_of_a_command_explains_every_setting(
@@ -86,10 +92,8 @@ def test_the_help_of_a_command_explains_every_setting(
 ) -> None:
     text = " ".join(isles(command, "--help", cwd=tmp_path).stdout.split())
     for section in (own, *others):
-        for name, field in section_models()[section].model_fields.items():
-            flag = f"--{name if section == own else f'{section}.{name}'}".replace("_", "-")
-            if f"{section}.{name}" == "sync.is_deterministic":
-                flag = "--deterministic"
+        for name, field in section_models()[section].model_fields.items() if section in section_models() else ():
+            flag = SHORT_FLAGS.get(f"{section}.{name}") or flag_name(f"{section}.{name}", own)
             assert f" {flag} " in text, flag
             assert field.description
             assert field.description[1:30] in text
@@ -137,6 +141,17 @@ def test_the_version_is_told(tmp_path: Path) -> None:
         (["export", "--output", "x"], {}, "give either --broker or --run-dir"),
         (["export", "--output", "x", "--run-dir", "none"], {}, "none is no run folder"),
         (["sample"], {}, "there is no file runs/demo/model.safetensors"),
+        (["history"], {}, "name either a run folder or a broker"),
+        (["history", "none"], {}, "none is no run folder: it has no store"),
+        (["history", "none", "--last", "0"], {}, "Invalid value for '--last'"),
+        (["replay"], {}, "name either a run folder or a broker"),
+        (["replay", "none"], {}, "none is no run folder: it has no store"),
+        (["change", "--set", "sync.quorum=3"], {}, "Missing option '--store'"),
+        (["change", "--store", "none"], {}, "none is no store with a run"),
+        (["change", "--store", "none", "--set", "sync.qourum=1"], {}, "there is no setting sync.qourum"),
+        (["init", "--run-dir", "x"], {}, "Missing option '--from'"),
+        (["init", "--from", "none"], {}, "give either --run-dir or --broker"),
+        (["init", "--from", "none", "--run-dir", "x"], {}, "there is no file none"),
         (["status", "--timeout", "soon"], {}, "Invalid value for '--timeout'"),
     ],
 )
@@ -198,6 +213,30 @@ def test_status_shows_an_answering_broker_and_exits_with_0(
     answer = json.loads(isles("status", "--broker", address, "--json", cwd=tmp_path).stdout)
     assert answer["run"] == ""
     assert answer["totals"]["rounds_committed"] == 0
+
+
+def test_a_run_is_started_once_at_a_running_broker_and_its_beginning_is_listed(
+    broker: tuple[subprocess.Popen[bytes], str], tmp_path: Path
+) -> None:
+    _, address = broker
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
+    settings = {"corpus": str(tmp_path / "corpus"), "layers": 1, "width": 16, "heads": 1, "context": 16}
+    save_file(load_task("gpt", settings).build_model(5).state_dict(), tmp_path / "weights.safetensors")
+    flags = [f"--task.{name}={value}" for name, value in settings.items()]
+    init = ("init", "--from", "weights.safetensors", "--broker", address, *flags, "--run.id=given", "--rounds=3")
+    started = isles(*init, cwd=tmp_path)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.startswith("started the run given from weights.safetensors: ")
+    again = isles(*init, cwd=tmp_path)
+    assert again.returncode == 3
+    assert "has a run already" in complaint(again)
+    history = json.loads(isles("history", "--broker", address, "--json", cwd=tmp_path).stdout)
+    assert [[one["version"] for one in part["versions"]] for part in history["fragments"]] == [[0]] * 4
+    replayed = isles("replay", "--broker", address, cwd=tmp_path)
+    assert (replayed.returncode, replayed.stdout.count("nothing to recompute after version 0")) == (0, 4)
+    wide = isles("history", str(tmp_path), cwd=tmp_path)  # the folder has a store that this broker is running on
+    assert "fragment 3" in wide.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

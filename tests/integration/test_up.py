@@ -308,9 +308,9 @@ def test_a_run_keeps_what_was_agreed_and_names_what_would_change_it(up: Up, tmp_
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     finish(process)
-    code, _, err = finish(up("--sync.quorum=3"))
+    code, _, err = finish(up("--seed=3"))
     assert code == 2
-    assert "the flag --sync.quorum: sync.quorum is 1 in the run of" in err
+    assert "the flag --seed: run.seed is 1 in the run of" in err
 
 
 def test_a_frozen_outer_is_replaced_and_stands_by_when_it_wakes(up: Up, tmp_path: Path) -> None:
