@@ -189,7 +189,8 @@ class Campaign:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Takes one fact; returns orders to carry out in turn."""
         if self.is_finished:
-            return []
+            # The last order of all may be the one that could not be carried out.
+            return self._take_failure(event.number, event.text, now) if isinstance(event, Failed) else []
         match event:
             case Seen(processes):
                 self._processes = processes

@@ -1,0 +1,102 @@
+"""Processes are found by name, and a signal reaches the process that was meant or nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isles.ops.chaos.campaign import Process
+from isles.ops.chaos.targets import ComposeTargets, FolderTargets, birth_of, container_process, send_signal
+from isles.ops.run_folder import RunFolder
+from isles.proto.errors import UsageError
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose command line looks like `isles worker`, and that waits to be killed."""
+    script = tmp_path / "isles"
+    script.write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n", encoding="utf-8")
+    command = [sys.executable, str(script), "worker", "--id", "us-0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def say(folder: RunFolder, *lines: dict[str, object]) -> None:
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    with folder.log("up").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_the_processes_of_a_run_folder_are_those_that_run(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    say(
+        folder,
+        {"event": "process.started"},
+        {"event": "child.started", "child": "broker", "pid": os.getpid()},  # no `isles broker`: pids are used again
+        {"event": "child.started", "child": "us-0", "pid": sleeper.pid},
+    )
+    targets = FolderTargets(folder, {"us-0": "us"})
+    (found,) = targets.find()
+    assert (found.name, found.role, found.region, found.pid) == ("us-0", "worker", "us", sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    assert targets.find() == ()
+
+
+def test_processes_of_an_earlier_start_are_nobodys(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    say(folder, {"event": "child.started", "child": "us-0", "pid": sleeper.pid}, {"event": "process.started"})
+    assert FolderTargets(folder, {}).find() == ()
+
+
+def test_a_signal_is_not_sent_to_another_process_of_the_same_number(sleeper: subprocess.Popen[bytes]) -> None:
+    birth = birth_of(sleeper.pid)
+    assert birth is not None
+    with pytest.raises(UsageError, match="had ended already"):
+        send_signal(Process("us-0", "worker", "us", sleeper.pid, birth - 1), signal.SIGKILL)
+    assert sleeper.poll() is None
+    send_signal(Process("us-0", "worker", "us", sleeper.pid, birth), signal.SIGKILL)
+    assert sleeper.wait() == -signal.SIGKILL
+    with pytest.raises(UsageError, match="had ended already"):
+        send_signal(Process("us-0", "worker", "us", sleeper.pid, birth), signal.SIGKILL)
+
+
+def container(**changes: object) -> dict[str, object]:
+    return {
+        "Name": "/isles-worker-us-1",
+        "Path": "isles",
+        "Args": ["worker"],
+        "State": {"Running": True, "Pid": os.getpid()},
+        "Config": {"Env": ["PATH=/bin", "ISLES_WORKER__REGION=us"]},
+    } | changes
+
+
+def test_a_container_is_a_process_with_role_and_region() -> None:
+    found = container_process(container())
+    assert found == Process("isles-worker-us-1", "worker", "us", os.getpid(), birth_of(os.getpid()) or 0)
+    broker = container_process(container(Args=["broker"], Config={"Env": []}))
+    assert broker is not None
+    assert (broker.role, broker.region) == ("broker", "")
+
+
+def test_containers_that_are_not_ours_or_do_not_run_are_left_alone() -> None:
+    assert container_process(container(Path="postgres", Args=[])) is None
+    assert container_process(container(State={"Running": False, "Pid": 0})) is None
+    assert container_process({}) is None
+
+
+def test_a_machine_without_docker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(UsageError, match="there is no `docker`"):
+        ComposeTargets("isles").find()
