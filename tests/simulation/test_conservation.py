@@ -50,8 +50,8 @@ def test_outers_that_crash_recover_from_checkpoints_and_recipes() -> None:
     worlds = [world(seed) for seed in range(SEEDS_PER_BLOCK)]
     for each in worlds:
         each.run()
-    assert sum(each.num_checkpoints for each in worlds) > SEEDS_PER_BLOCK
-    assert sum(len(each.remade) for each in worlds) > SEEDS_PER_BLOCK
+    assert sum(each.num_checkpoints for each in worlds) > 5
+    assert sum(len(each.remade) for each in worlds) > 5
 
 
 def run_seeds(num_seeds: int) -> None:
