@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isles.brokers.retained import RUN_RECORD, run_record
-from isles.brokers.store.store import Store
+from isles.brokers.store.store import INDEX_NAME, Store
 from isles.proto.agreement import SETTINGS_EPOCHS_MAX, Budget, RunRecord, SyncSettings
 from isles.proto.config import Config, RunSettings, Stated
 from isles.proto.errors import ConfigError, StoreError
@@ -98,7 +98,7 @@ def read_record(store: Path) -> RunRecord | None:
 
     Raises StoreLockedError if a broker is running on the store, StoreError if it cannot be read.
     """
-    if not store.is_dir():
+    if not (store / INDEX_NAME).is_file():
         return None
     opened = Store.open(store)
     try:

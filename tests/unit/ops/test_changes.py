@@ -159,7 +159,8 @@ def test_the_record_in_the_store_is_replaced(store: Path) -> None:
 
 def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
     assert read_record(tmp_path / "none") is None
-    assert not (tmp_path / "none").exists()
+    assert read_record(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_running_brokers_store_is_not_touched(store: Path) -> None:

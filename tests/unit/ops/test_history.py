@@ -1,0 +1,258 @@
+"""What `isles history` and `isles replay` tell, and that they read a store without trusting it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from isles.brokers.retained import REJECTED_COUNTER, RUN_RECORD
+from isles.brokers.store.index import Commitment, StoredLearner, StoredRow
+from isles.brokers.store.store import Store
+from isles.ops.history import as_json, describe, newest, rejection_lines, render
+from isles.ops.rejections import find_rejections
+from isles.ops.replay import sentence
+from isles.ops.tape import StoreTape, open_tape, store_of
+from isles.outer.replay import Difference, Replayed
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
+from isles.proto.errors import PayloadError, UnreachableError, UsageError
+from isles.proto.ids import ContributionId
+from isles.proto.messages import BlobRef, Contribution, Ingredient, Recipe, VersionInfo
+
+OLD, NEW = SyncSettings(num_fragments=1), SyncSettings(num_fragments=1, interval_steps=9, codec_up="int8")
+RECORD = RunRecord(
+    run="demo", seed=1, sync=NEW, past_sync=(OLD,), budget=Budget(rounds=9), manifest_digest="0" * 64, manifest="{}"
+)
+BLOB = BlobRef(digest="ab" * 32, size_bytes=4)
+
+
+def make_id(learner: str, number: int) -> ContributionId:
+    return ContributionId(learner, 0, "cd" * 8, number)
+
+
+def make_version(number: int, learners: tuple[str, ...], sync: SyncSettings, **fields: Any) -> VersionInfo:
+    ingredients = tuple(
+        Ingredient(
+            id=make_id(learner, number),
+            digest=BLOB.digest,
+            base_version=max(0, number - 3),
+            tokens=500,
+            steps=6,
+            weight=1,
+        )
+        for learner in learners
+    )
+    recipe = Recipe(
+        ingredients=ingredients,
+        fraction=0.25,
+        merge_rule="mean",
+        settings_digest=sync.digest,
+        waited_seconds=1.5,
+        grace_seconds=0.5,
+    )
+    return VersionInfo(
+        fragment=0,
+        version=number,
+        parameters_sha256="0" * 64,
+        num_participants=len(learners),
+        tokens_total=500 * number,
+        update=BLOB,
+        recipe=recipe,
+        committed_unix=1e9,
+        **fields,
+    )
+
+
+VERSIONS = [
+    VersionInfo(fragment=0, version=0, parameters_sha256="0" * 64, parameters=BLOB, committed_unix=1e9),
+    make_version(1, ("us-0",), OLD, parameters=BLOB),
+    make_version(2, ("eu-0", "us-0"), OLD),
+    make_version(3, tuple(f"a-learner-with-a-long-name-{n}" for n in range(40)), NEW),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A stopped broker's store with four versions, and two rejected contributions of which it has one left."""
+    opened = Store.open(tmp_path / "run" / "store")
+    index = opened.index
+    with index.transaction():
+        index.put_value(RUN_RECORD, RECORD.model_dump_json().encode())
+        for info in VERSIONS:
+            index.put_version(info, Commitment(f"{info.version:016}", 0, info.num_participants, 1.0, 0))
+        contribution = Contribution(
+            id=make_id("us-1", 7), base_version=0, blob=BLOB, codec="int4", tokens=1, steps=1, seconds=1.0, norms=(1.0,)
+        )
+        index.put_learner(StoredLearner("us-1", "us", "cd" * 8, False, 0.0))
+        index.put_row(StoredRow(contribution, "rejected", None, "tensor w is not finite"))
+        index.add_to_counter(REJECTED_COUNTER, 2)
+    opened.close()
+    return tmp_path / "run" / "store"
+
+
+def text_of(found: dict[str, Any], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for part in render(found, "runs/demo/store"):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def found_in(store: Path) -> dict[str, Any]:
+    with open_tape(store.parent, None, 1.0) as tape:
+        versions = {0: [describe(tape.record, info) for info in newest(tape, 0, None)]}
+        return as_json(tape.record, versions, tape.num_rejected, find_rejections(tape, store.parent))
+
+
+# ------------------------------------------------------------------------------------------------------------- history
+
+
+def test_a_version_is_described_with_all_that_its_recipe_says(store: Path) -> None:
+    (fragment,) = found_in(store)["fragments"]
+    told = fragment["versions"][2]
+    assert told["participants"] == ["eu-0", "us-0"]
+    assert (told["tokens"], told["fraction"], told["staleness"]) == (1000, 0.25, 1.0)
+    assert (told["waited_seconds"], told["grace_seconds"]) == (1.5, 0.5)
+    assert (told["settings_epoch"], told["is_checkpoint"], told["is_on_tape"]) == (0, False, True)
+    assert fragment["versions"][1]["is_checkpoint"]
+    assert fragment["versions"][3]["settings_epoch"] == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit_and_keep_every_figure(width: int, store: Path) -> None:
+    text = text_of(found_in(store), width)
+    assert max(map(len, text.splitlines())) <= width
+    for part in (
+        "fragment 0", "beginning", "2: eu-0 us-0", "1,000", "0.25", "1.5 s", "0.5 s", "checkpoint", "tape",
+        "settings 0", "settings 1", "interval_steps 48 -> 9", "codec_up int4 -> int8", "20,000",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_newest_versions_are_chosen(store: Path) -> None:
+    with open_tape(store, None, 1.0) as tape:
+        assert [info.version for info in newest(tape, 0, 2)] == [2, 3]
+        assert [info.version for info in newest(tape, 0, 99)] == [0, 1, 2, 3]
+
+
+def test_without_a_log_the_rejections_that_the_store_still_has_are_told(store: Path) -> None:
+    found = found_in(store)
+    assert found["num_rejected"] == 2
+    assert found["rejections"] == [{"learner": "us-1", "fragment": 0, "number": 7, "reason": "tensor w is not finite"}]
+    text = text_of(found, 120)
+    assert "2 contributions were rejected; the last ones that are known:" in text
+    assert "us-1, fragment 0, number 7: tensor w is not finite" in text
+
+
+def test_the_brokers_log_has_all_of_them(store: Path) -> None:
+    log = store.parent / "logs" / "broker.jsonl"
+    log.parent.mkdir()
+    fields = {"event": "contribution.rejected", "learner": "us-1", "fragment": 0, "reason": "no"}
+    lines = [json.dumps(fields | {"number": number}) for number in (3, 7)]
+    log.write_text("\n".join([lines[0], "{}", "garbage contribution.rejected", lines[1]]), encoding="utf-8")
+    assert [one["number"] for one in found_in(store)["rejections"]] == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("num", "known", "line"),
+    [
+        (0, [], "No contribution was rejected."),
+        (1, [{"learner": "a", "fragment": 0, "number": 1, "reason": "r"}], "1 contribution was rejected:"),
+        (5, [], "5 contributions were rejected; the broker only counts them, its log has the reasons."),
+    ],
+)
+def test_what_is_known_of_rejections_is_said(num: int, known: list[dict[str, Any]], line: str) -> None:
+    assert line in list(rejection_lines(num, known))
+
+
+# ------------------------------------------------------------------------------------------------------------ the tape
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no run folder"):
+        store_of(tmp_path)
+
+
+def test_a_store_without_a_run_is_refused(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store").close()
+    with pytest.raises(UsageError, match="has no run yet"):
+        StoreTape(tmp_path / "store")
+
+
+def test_a_folder_and_a_broker_are_one_too_many(store: Path) -> None:
+    for run, broker in ((store, "tcp://127.0.0.1:1"), (None, None)):
+        with pytest.raises(UsageError, match="either a run folder or a broker"), open_tape(run, broker, 1.0):
+            pass
+
+
+def test_the_broker_of_a_store_that_is_in_use_is_asked(store: Path) -> None:
+    (store / "address").write_text("tcp://127.0.0.1:1\n", encoding="utf-8")
+    opened = Store.open(store)
+    try:
+        with pytest.raises(UnreachableError, match=r"at tcp://127\.0\.0\.1:1"), open_tape(store, None, 0.1):
+            pass
+        (store / "address").unlink()
+        with pytest.raises(UsageError, match="another process is using the store"), open_tape(store, None, 0.1):
+            pass
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("column", ["info", "ingredients"])
+def test_a_damaged_entry_is_named_and_those_before_it_can_be_read(column: str, store: Path) -> None:
+    with closing(sqlite3.connect(store / "index.sqlite")) as database, database:
+        database.execute(f"UPDATE versions SET {column} = x'c1' WHERE version = 2")
+    tape = StoreTape(store)
+    try:
+        assert [info.version for info in tape.versions(0, 0, 64)] == [0, 1]
+        with pytest.raises(PayloadError, match=r"entry of version 2 of fragment 0 in the index .* is damaged"):
+            tape.versions(0, 2, 64)
+    finally:
+        tape.close()
+
+
+def test_a_damaged_record_is_one_sentence(store: Path) -> None:
+    with closing(sqlite3.connect(store / "index.sqlite")) as database, database:
+        database.execute("UPDATE meta SET value = x'7b' WHERE key = ?", (RUN_RECORD,))
+    with pytest.raises(PayloadError, match=r"the run record in the index of .* cannot be read"):
+        StoreTape(store)
+
+
+def test_blobs_that_are_missing_or_too_long_are_refused(store: Path) -> None:
+    tape = StoreTape(store)
+    try:
+        with pytest.raises(PayloadError, match="is not in the store"):
+            tape.read(BLOB, bytes_max=10)
+        tape._store.index.put_blob(BLOB, 1.0)
+        with pytest.raises(PayloadError, match=r"is missing in .*blobs"):
+            tape.read(BLOB, bytes_max=10)
+        with pytest.raises(PayloadError, match="has 4 bytes, at most 3 are right"):
+            tape.read(BLOB, bytes_max=3)
+    finally:
+        tape.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Replayed(2, 4, 9), "fragment 2: versions 5..9 recomputed, bit-equal"),
+        (Replayed(2, 4, 4), "fragment 2: nothing to recompute after version 4"),
+        (
+            Replayed(2, 4, 6, Difference(7, "its update is damaged")),
+            "fragment 2: versions 5..6 are bit-equal, version 7 differs: its update is damaged",
+        ),
+        (Replayed(2, 4, 4, Difference(5, "why")), "fragment 2: version 5 differs: why"),
+        (Replayed(2, 0, 0, Difference(0, "why")), "fragment 2: cannot be replayed: why"),
+    ],
+)
+def test_what_came_of_a_fragment_is_one_sentence(result: Replayed, text: str) -> None:
+    assert sentence(result) == text
