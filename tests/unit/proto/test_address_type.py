@@ -15,7 +15,9 @@ def test_an_address_stays_as_it_was_written(text: str) -> None:
     assert ADDRESS.validate_python(text) == text
 
 
-@pytest.mark.parametrize("text", ["localhost", "http://host:1", "tcp://host:0", "tcp://host:1,2", "tcp://h:" + "1" * 600])
+@pytest.mark.parametrize(
+    "text", ["localhost", "http://host:1", "tcp://host:0", "tcp://host:1,2", "tcp://h:" + "1" * 600]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValidationError):
         ADDRESS.validate_python(text)
