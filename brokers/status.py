@@ -31,9 +31,9 @@ def make_status(
     if record is not None:
         # A fragment of buffers comes last; it takes part in no mean, since it may never change.
         trained = [head for head in heads if head.fragment < record.sync.num_fragments]
-        num_rounds = sum(head.version for head in trained)
-        progress = record.budget.progress(tokens_merged=_mean_tokens(trained), rounds_committed=num_rounds)
     totals = make_totals(index, trained, tokens_produced)
+    if record is not None:
+        progress = record.budget.progress(tokens_merged=totals.tokens_merged, rounds_committed=totals.rounds_committed)
     return Status(
         run="" if record is None else record.run,
         broker_incarnation=broker_incarnation,
@@ -51,10 +51,10 @@ def make_status(
 
 
 def make_totals(index: Index, heads: list[VersionInfo], tokens_produced: int) -> Totals:
-    """The counters of the whole run; `heads` are those of the fragments that tokens are counted in."""
+    """The counters of the whole run; `heads` are those of the fragments that tokens and rounds are counted in."""
     sums = index.sums()
     return Totals(
-        rounds_committed=sums.rounds,
+        rounds_committed=sum(head.version for head in heads),
         tokens_merged=_mean_tokens(heads),
         tokens_produced=tokens_produced,
         merged=sums.participants,

@@ -107,8 +107,8 @@ def bits_up(status: Status) -> float:
 
 def bits_down(status: Status) -> float:
     """Payload bits of one parameter in one published update, likewise."""
-    totals, num_fragments = status.totals, len(status.fragments)
-    return _ratio(8 * totals.update_bytes * num_fragments, status.num_parameters * totals.rounds_committed)
+    num_versions = sum(head.version for head in status.fragments)
+    return _ratio(8 * status.totals.update_bytes * len(status.fragments), status.num_parameters * num_versions)
 
 
 def _ratio(above: float, below: float) -> float:

@@ -58,6 +58,9 @@ def test_a_model_of_everything_trains_for_many_rounds_under_coarse_codecs(make_w
     status = world.status()
     assert status.totals.tokens_merged == status.totals.tokens_produced > 0
     assert (status.totals.rejected, len(status.fragments)) == (0, 4)
+    trained = [head for head in status.fragments if head.fragment < 3]
+    assert status.totals.rounds_committed == sum(head.version for head in trained), "rounds of buffers are not counted"
+    assert status.totals.tokens_merged == sum(head.tokens_total for head in trained) / 3
     merged = world.parameters(toys[0].learner.record).tensors()
     assert all(bool(torch.isfinite(one).all()) for one in merged.values())
     assert bool((merged["norm.running_var"] > 0).all())
