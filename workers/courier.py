@@ -186,7 +186,9 @@ class Courier:
             while not self._is_stopping:
                 self._do_orders()
                 self._keep_time()
-                for news in self._connection.poll(self._seconds_until_due()):
+                arrived = self._connection.poll(self._seconds_until_due())
+                self._watch_broker(self._clock.now())
+                for news in arrived:
                     self._handle(news)
         except IslesError as error:
             self.mailbox.fail(error)
@@ -395,7 +397,6 @@ class Courier:
             self._next_beat = now + self._connection.client.limits.heartbeat_seconds
             self._connection.client.forget(lambda ask: isinstance(ask, Progress))
             self._connection.ask(self._progress())
-            self._watch_broker(now)
         if now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             if not self._connection.client.is_asking(AskHeads):
@@ -408,7 +409,10 @@ class Courier:
                 self._connection.ask(offer, self.payloads[named])
 
     def _watch_broker(self, now: float) -> None:
-        """Says once that the broker is away, and once that it is back."""
+        """Says once that the broker is away, and once that it is back.
+
+        To be asked right after listening: a thread that built a large version meanwhile has heard nobody.
+        """
         heard_at = self._connection.client.heard_at
         silent = now - (now if heard_at is None else heard_at)
         if self._lost_at is None and silent > LOST_SECONDS:

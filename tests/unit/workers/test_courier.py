@@ -323,10 +323,12 @@ def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Desk) -> Non
     desk.connection.client.heard_at = 0.0
     for _ in range(10):
         desk.pass_time(1.0)
+        desk.courier._watch_broker(desk.clock.now())
     assert desk.log.events() == ["broker.lost"]
     desk.connection.client.heard_at = desk.clock.now()
     for _ in range(3):
         desk.pass_time(1.0)
+        desk.courier._watch_broker(desk.clock.now())
     assert desk.log.events() == ["broker.lost", "broker.joined"]
 
 
