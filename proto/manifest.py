@@ -61,7 +61,10 @@ FLOAT_DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 """Types that a parameter may have; it is synchronised in float32 whatever its type."""
 
 INTEGER_DTYPES: Final = frozenset({"uint8", "int8", "int16", "int32", "int64"})
-"""Types that a counter may have; it is merged in float32, exactly up to 2**24."""
+"""Types that a counter may have."""
+
+COUNTER_EXACT_MAX: Final = 1 << 24
+"""Counters are merged in float32: exactly up to here, to 7 digits beyond."""
 
 DTYPES: Final = (
     FLOAT_DTYPES

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from isles.proto.agreement import Budget
 from isles.proto.errors import ManifestError, ManifestMismatchError
 from isles.proto.logs import ListLogger
 
@@ -88,6 +89,26 @@ def test_a_drained_learner_restarts_with_every_bit_of_a_model_of_everything(
             assert torch.equal(*(flat.gather(fragment) for flat in flats)), "exact values, too"
         lags = flats[1].rounded(0)[1] | flats[1].rounded(1)[1] | flats[1].rounded(2)[1]
         assert any(bool(lag.any()) for lag in lags.values())
+
+
+@pytest.mark.parametrize("has_norm", [True, False], ids=["changing", "still"])
+def test_a_deterministic_run_gives_equal_bits_twice_whether_or_not_buffers_change(
+    make_world: Callable[..., Any], has_norm: bool
+) -> None:
+    results = []
+    for _ in range(2):
+        world = make_world(num_fragments=2, is_deterministic=True, overlap_steps=2.0)
+        torch.manual_seed(11)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3) if has_norm else nn.Tanh(), nn.Linear(3, 1))
+        model.register_buffer("still", torch.ones(2))
+        with world.make(model=model, budget=Budget(tokens=120)) as toy:
+            torch.manual_seed(3)
+            while not toy.learner.is_finished:
+                toy.train()
+        results.append([world.digests(fragment) for fragment in range(3)])
+    assert results[0] == results[1]
+    assert min(map(len, results[0][:2])) > 2
+    assert (len(results[0][2]) > 1) == has_norm
 
 
 def test_frozen_values_that_differ_are_refused_by_name(make_world: Callable[..., Any]) -> None:

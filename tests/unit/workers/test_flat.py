@@ -10,7 +10,7 @@ from torch import nn
 
 from isles.proto.agreement import ApplyRule
 from isles.proto.errors import ManifestError
-from isles.proto.manifest import Manifest
+from isles.proto.manifest import COUNTER_EXACT_MAX, Manifest
 from isles.workers.account import Account, Add
 from isles.workers.description import describe
 from isles.workers.flat import FlatModel
@@ -157,11 +157,14 @@ def test_a_counter_is_rounded_and_the_fraction_is_not_lost() -> None:
 
 def test_a_counter_beyond_what_a_single_counts_is_right_to_seven_digits() -> None:
     model = Counting()
-    model.count.fill_(2**24 + 1)
     flat, _ = make_flat(model, 1)
-    assert flat.gather(1).tolist() == [2.0**24]
-    flat.add(1, torch.tensor([0.0]))
-    assert model.count.item() == 2**24
+    flat.scatter(1, torch.tensor([COUNTER_EXACT_MAX - 1.0]))
+    flat.add(1, torch.tensor([1.0]))
+    assert model.count.item() == COUNTER_EXACT_MAX
+    model.count += 1
+    assert flat.gather(1).tolist() == [COUNTER_EXACT_MAX]
+    flat.add(1, torch.tensor([6.0]))
+    assert model.count.item() == COUNTER_EXACT_MAX + 6
     flat.scatter(1, torch.tensor([1e30]))
     assert model.count.item() == 2**53
 
