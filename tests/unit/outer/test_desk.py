@@ -14,7 +14,7 @@ from isles.outer.optimizer import parameters_digest
 from isles.outer.payload_cache import PayloadCache
 from isles.outer.rounds import RETRY_SECONDS
 from isles.outer.services import Payload, Stock, Unavailable
-from isles.outer.settings import OuterSettings
+from isles.outer.settings import CHECKPOINT_VERSIONS_MAX, OuterSettings
 from isles.outer.state_cache import StateCache
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.codec import encode
@@ -46,7 +46,7 @@ STATE = encode("fp32", PARAMETERS)
 DELTA = encode("fp32", np.full(6, 0.5, np.float32))
 GONE = Unavailable("not-found", "no such blob")
 PUT_OFF = Unavailable("internal", "not now")
-FAR_AWAY = 10**6
+FAR_AWAY = CHECKPOINT_VERSIONS_MAX
 LIST_SECONDS = OuterSettings().list_seconds
 
 
