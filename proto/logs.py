@@ -7,11 +7,14 @@ that `isles --help` does.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
+
+from isles.proto.errors import ConfigError
 
 
 class Logger(Protocol):
@@ -55,14 +58,14 @@ class ListLogger:
         return [event for _, event, _ in self.records]
 
 
-class _AppendingFile(io.TextIOBase):
-    """A log file that is opened for each line, so that a whole line is one write, nothing is left open, and the file
-    may be moved away while the process runs.
+class _Lines(io.TextIOBase):
+    """Hands on what was written when it is flushed, a whole line in one call.
+
+    A process must not end because nobody takes its log: a line that a full disk or a closed pipe refuses is lost.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
+    def __init__(self, emit: Callable[[str], object]) -> None:
+        self._emit = emit
         self._pending = ""
 
     def write(self, text: str) -> int:
@@ -72,19 +75,46 @@ class _AppendingFile(io.TextIOBase):
     def flush(self) -> None:
         pending, self._pending = self._pending, ""
         if pending:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(pending)
+            with contextlib.suppress(OSError):
+                self._emit(pending)
+
+
+def _appender(path: Path) -> Callable[[str], object]:
+    """Opens the file for each line, so that nothing is left open and it may be moved away while the process runs."""
+
+    def append(text: str) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append("")
+    except OSError as error:
+        raise ConfigError(f"the log file {path} cannot be written: {error.strerror or error}") from error
+    return append
+
+
+def _printer(stream: TextIO | None) -> Callable[[str], object]:
+    """Writes to a stream at once; nowhere if the process was started without one."""
+
+    def write(text: str) -> None:
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
+
+    return write
 
 
 def make_logger(process: str, name: str, *, file: Path | None = None, level: str = "info", **bound: Any) -> Logger:
     """A logger that appends JSON lines to `file` or, without one, writes to standard error.
 
-    `process` is the role (`worker`), `name` this process's id; `level` is debug, info, warning or error.
+    `process` is the role (`worker`), `name` this process's id; `level` is debug, info, warning or error. Raises
+    ConfigError for a file that cannot be written.
     """
     import structlog
 
-    stream: Any = sys.stderr if file is None else _AppendingFile(file)
-    is_terminal = file is None and stream.isatty()
+    stream: Any = _Lines(_printer(sys.stderr) if file is None else _appender(file))
+    is_terminal = file is None and sys.stderr is not None and sys.stderr.isatty()
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24)
         if is_terminal

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from isles.proto.errors import ConfigError
 from isles.proto.events import EVENTS
 from isles.proto.logs import ListLogger, make_logger
 
@@ -34,6 +38,36 @@ def test_lines_below_the_level_are_not_written(tmp_path: Path) -> None:
 def test_without_a_terminal_standard_error_gets_json(capfd: pytest.CaptureFixture[str]) -> None:
     make_logger("broker", "broker").info("broker.started", address="tcp://x:1")
     assert json.loads(capfd.readouterr().err)["address"] == "tcp://x:1"
+
+
+def test_a_disk_that_is_full_costs_a_line_and_not_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = make_logger("worker", "us-0", file=tmp_path / "w.jsonl")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        logger.info("learner.progressed", steps=1)
+    logger.info("learner.progressed", steps=2)
+    [line] = (tmp_path / "w.jsonl").read_text().splitlines()
+    assert json.loads(line)["steps"] == 2
+
+
+def test_a_reader_who_left_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClosedPipe(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    for stream in (ClosedPipe(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        make_logger("broker", "broker").info("broker.started")
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"the log file .*file/w.jsonl cannot be written"):
+        make_logger("worker", "us-0", file=tmp_path / "file" / "w.jsonl")
 
 
 def test_a_list_logger_remembers() -> None:
