@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,6 +122,7 @@ def broker_for_a_while(folder: RunFolder, timeout: float) -> Iterator[str]:
 
 def write_parameters(address: str, output: Path, timeout: float) -> str:
     """Fetches the newest version of every fragment and writes the file; returns one sentence about it."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from isles.ops.watch import operator_hello
@@ -147,8 +148,10 @@ def write_parameters(address: str, output: Path, timeout: float) -> str:
         save_file(tensors, temporary, metadata={METADATA_KEY: json.dumps(describe(record, parameters), sort_keys=True)})
         temporary.chmod(0o666 & ~_umask())  # the library makes files that nobody else may read
         temporary.replace(output)
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise UsageError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return f"wrote {amount(sum(values.numel() for values in tensors.values()))} parameters to {output}"
 
 
