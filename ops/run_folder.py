@@ -152,10 +152,13 @@ class RunFolder:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees all of it or the one before."""
+    """Writes a file so that a reader sees all of it or the one before. Raises UsageError if the disk refuses it."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def choose_address(kept: str, host: str = "127.0.0.1") -> Address:

@@ -29,6 +29,7 @@ from isles.ops.supervision import (
 )
 from isles.ops.watch import StatusWatch
 from isles.proto.clock import Clock
+from isles.proto.errors import UsageError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import Status
@@ -115,6 +116,7 @@ class Supervisor:
         """Figures that have been noted; None = those of earlier starts are not known yet."""
         self._logs = LogWatch({name: folder.log(name) for name in commands})
         self._began_at = self._written_at = self._logs_read_at = clock.now()
+        self._is_state_refused = False
         self._wall_before, self._restarts_before = state.wall_seconds, dict(state.restarts)
 
     def run(self) -> End:
@@ -271,4 +273,12 @@ class Supervisor:
         self._state.wall_seconds = self._wall_before + self._written_at - self._began_at
         for child in self._supervision.children.values():
             self._state.restarts[child.name] = self._restarts_before.get(child.name, 0) + child.num_restarts
-        self._folder.write_state(self._state)
+        try:
+            self._folder.write_state(self._state)
+        except UsageError as error:
+            # A full disk ends nothing here: what is lost is the time of this start, should it be killed now.
+            if not self._is_state_refused:
+                self._view.note(self._written_at, str(error))
+            self._is_state_refused = True
+        else:
+            self._is_state_refused = False

@@ -45,6 +45,12 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert folder.read_state() == state
 
 
+def test_a_file_that_the_disk_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state.json.tmp").mkdir()
+    with pytest.raises(UsageError, match=r"state.json cannot be written"):
+        RunFolder(tmp_path).write_state(State())
+
+
 @pytest.mark.parametrize("text", ["{", '{"unknown": 1}', "[]", '"text"'])
 def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
