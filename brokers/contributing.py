@@ -116,6 +116,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
             *sent,
             refusal_log(type(answer).__name__.lower(), f"contribution {name}"),
         ]
+    state.membership.keep(name.learner)
     state.membership.advance_shards(name.learner, dict(contribution.cursor))
     head = state.index.head_version(name.fragment) or 0
     hint = state.hint("contribution", fragment=name.fragment, version=head, learner=name.learner)

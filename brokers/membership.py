@@ -96,6 +96,12 @@ class Membership:
         known.tokens_per_second += share * (rate - known.tokens_per_second)
         known.measured_at, known.measured_tokens = now, known.tokens
 
+    def keep(self, learner: str) -> None:
+        """Writes a learner's counters, in the transaction that accepts its work: none may be merged unaccounted for."""
+        known = self._learners.get(learner)
+        if known is not None:
+            self._put(learner, known)
+
     @property
     def typical_step_seconds(self) -> float:
         """The median step of the live learners that have told theirs, in seconds; 0 if none has."""

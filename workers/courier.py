@@ -216,7 +216,7 @@ class Courier:
                     self._returning.update(order.returned)
                     self._ask_shards()
                 case SayGoodbye():
-                    self._connection.ask(self._progress())
+                    self._report()
                     self._connection.ask(Leave())
 
     # ---------------------------------------------------------------------------------------------------- contributing
@@ -257,6 +257,7 @@ class Courier:
         )
 
     def _offer(self, contribution: Contribution, payload: bytes) -> None:
+        self._report()  # before the offer, so that no broker merges tokens that it never heard of
         self._connection.ask(Offer(contribution=contribution), payload)
         self._log.debug(
             "contribution.sent",
@@ -391,12 +392,16 @@ class Courier:
         due = min([self._next_beat, self._next_refresh, *(at for at, _ in self._offer_again.values())])
         return max(0.0, due - self._clock.now())
 
+    def _report(self) -> None:
+        """Says the newest counters, in place of older ones that are still unsaid."""
+        self._connection.client.forget(lambda ask: isinstance(ask, Progress))
+        self._connection.ask(self._progress())
+
     def _keep_time(self) -> None:
         now = self._clock.now()
         if now >= self._next_beat:
             self._next_beat = now + self._connection.client.limits.heartbeat_seconds
-            self._connection.client.forget(lambda ask: isinstance(ask, Progress))
-            self._connection.ask(self._progress())
+            self._report()
         if now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             if not self._connection.client.is_asking(AskHeads):

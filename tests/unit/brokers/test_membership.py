@@ -98,6 +98,15 @@ def test_counters_add_up_over_incarnations_and_restarts(stage: Stage, worker: Me
     assert stage.router.state.membership.tokens_produced == 1300
 
 
+def test_counters_are_kept_with_the_contribution_that_they_cover(
+    stage: Stage, worker: Member, contribute: Callable[..., Contribution], payload: Callable[[Member, int], bytes]
+) -> None:
+    worker.ask(Progress(tokens=700))
+    worker.send(Offer(contribution=contribute(worker, 0)), payload(worker, 0))
+    stage.restart()
+    assert stage.router.state.membership.tokens_produced == 700
+
+
 def test_the_last_counters_of_who_leaves_or_expires_are_kept(stage: Stage, worker: Member) -> None:
     worker.ask(Progress(tokens=700))
     worker.ask(Leave())
