@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from shutil import which
 from typing import Any
 
 import click
+from rich.text import Text
 
 from isles.ops.display import render_summary
 from isles.ops.export import read_description
@@ -62,7 +67,7 @@ def tell(folder: RunFolder, summary: Summary, budget: Budget) -> None:
     console = make_console()
     console.print(render_summary(summary))
     for what, command in next_steps(folder, summary.status, budget):
-        console.print(f"  [dim]{what:16}[/] {command}", soft_wrap=True, highlight=False)
+        console.print(Text.assemble((f"  {what:16} ", "dim"), command), soft_wrap=True)
 
 
 def tell_again(folder: RunFolder, found: Mapping[str, Any], budget: Budget, *, is_json: bool) -> int:
@@ -80,12 +85,23 @@ def tell_again(folder: RunFolder, found: Mapping[str, Any], budget: Budget, *, i
 
 def next_steps(folder: RunFolder, status: str, budget: Budget) -> list[tuple[str, str]]:
     """What a person may want to do now, each with its command."""
+    isles, run_dir = typed_command(), quote(str(folder.path))
     if status != "finished":
-        return [("go on", f"isles up --run-dir {folder.path}"), ("logs", str(folder.logs))]
+        return [("go on", f"{isles} up --run-dir {run_dir}"), ("logs", str(folder.logs))]
     longer = f"--tokens {2 * budget.tokens}" if budget.tokens else f"--rounds {2 * (budget.rounds or 1)}"
+    another = quote(f"{folder.path}-2")
     return [
         ("parameters", str(folder.model)),
-        ("try them", f'isles sample --run-dir {folder.path} --prompt "def "'),
-        ("train longer", f"isles up --run-dir {folder.path} {longer}"),
-        ("start over", f"isles up --run-dir {folder.path}-2, or delete {folder.path} first"),
+        ("try them", f'{isles} sample --run-dir {run_dir} --prompt "def "'),
+        ("train longer", f"{isles} up --run-dir {run_dir} {longer}"),
+        ("start over", f"{isles} up --run-dir {another}, or delete {folder.path} first"),
     ]
+
+
+def typed_command() -> str:
+    """`isles` if a shell finds it; else the path of the script beside this interpreter, as after `make demo`."""
+    script = Path(sys.executable).with_name("isles")
+    if which("isles") or not script.is_file():
+        return "isles"
+    here = Path.cwd()
+    return quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
