@@ -24,6 +24,8 @@ from isles.proto.transport.address import Address
 PORT_TRIES: Final = 64
 """How often three free ports in a row are looked for."""
 ERROR_TAIL_BYTES: Final = 8192
+FIRST_NAMES: Final = frozenset({"lock", "logs", "workers", "store", "state.json.tmp"})
+"""What is in a run folder that was left before its state was written."""
 
 
 @dataclass
@@ -80,6 +82,7 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         try:
+            self._refuse_foreign()
             for folder in (self.path, self.logs, self.workers):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a", encoding="utf-8")
@@ -101,6 +104,16 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _refuse_foreign(self) -> None:
+        """Nothing of anybody's is to be overwritten because a folder was named by mistake."""
+        if not self.path.is_dir() or self.config.exists() or (self.path / "state.json").exists():
+            return
+        foreign = sorted(found.name for found in self.path.iterdir() if found.name not in FIRST_NAMES)
+        if foreign:
+            raise UsageError(
+                f"{self.path} is no run folder, and not empty ({foreign[0]!r} is in it): name another with --run-dir"
+            )
 
     def is_locked(self) -> bool:
         """Whether another process is running this run."""

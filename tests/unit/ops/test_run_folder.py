@@ -37,6 +37,14 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_person(tmp_path: Path)
         RunFolder(tmp_path / "file" / "run").__enter__()
 
 
+@pytest.mark.parametrize("name", ["summary.json", "model.safetensors", "letter.txt"])
+def test_a_folder_of_somebody_elses_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(UsageError, match="is no run folder, and not empty"):
+        RunFolder(tmp_path).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.read_state() == State()
