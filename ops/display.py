@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -134,7 +135,8 @@ class LineDisplay:
         return events
 
     def _print(self, seconds: float, text: str) -> None:
-        self._console.print(f"{clock_text(seconds)}  {text}", soft_wrap=True, highlight=False, markup=False)
+        with suppress(OSError):  # a file on a full disk: the run matters more than the line
+            self._console.print(f"{clock_text(seconds)}  {text}", soft_wrap=True, highlight=False, markup=False)
 
     def close(self) -> None:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +19,15 @@ def make_console() -> Console:
     """Standard output: as wide as the terminal, or wide enough for any table where there is none."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
+    class PatientConsole(Console):
+        """Goes on in silence when whoever read it has left: `isles up | head` is no reason to end a run."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    console = PatientConsole()
+    return console if console.is_terminal else PatientConsole(width=FILE_WIDTH)
 
 
 def amount(value: float) -> str:

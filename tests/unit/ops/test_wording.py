@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +75,15 @@ def test_a_line_of_bars_is_as_wide_as_asked_or_as_there_are_values(values: list[
     line = sparkline(values, width)
     assert len(line) == min(width, len(values))
     assert set(line) <= set(BARS)
+
+
+def test_a_reader_who_left_does_not_end_what_is_printed_for_him() -> None:
+    program = (
+        "import sys; from isles.ops.wording import make_console; console = make_console(); "
+        "[console.print('line') for _ in range(3)]; sys.stderr.write('went on')"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run([sys.executable, "-P", "-c", program], stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.stderr, done.returncode) == (b"went on", 0)
