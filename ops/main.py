@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import click
@@ -116,7 +117,8 @@ def main() -> None:
 
 
 def _complain(text: str, code: int) -> int:
-    click.echo(f"isles: {' '.join(text.split())}", err=True)
+    with suppress(OSError):  # where nobody takes the sentence, the exit code still says it
+        click.echo(f"isles: {' '.join(text.split())}", err=True)
     return code
 
 
