@@ -188,7 +188,9 @@ class Supervision:
                 self._observe(event, now)
             case Interrupted():
                 if self.status == "interrupted":
-                    return self._stop_at_once("stopped at once; what the workers had not handed in is lost")
+                    return self._stop_at_once(
+                        "stopped at once; what was not handed in is in the last checkpoints, or lost"
+                    )
                 self._close("interrupted", "stopped as asked", now)
             case Concluded():
                 self._take_conclusion(event)
