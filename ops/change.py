@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel
 
 from isles.ops.changes import changed, check_budget, differences, read_record, stated_by, words, write_record
-from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
+from isles.ops.options import HeadedOption, load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
 from isles.proto.agreement import SyncSettings
 from isles.proto.config import RunSettings, Stated, resolve
@@ -30,8 +30,9 @@ A run of `isles up` needs no such command: give `isles up` the new settings.
 def build(name: str) -> click.Command:
     """The command."""
     parameters: list[click.Parameter] = [
-        click.Option(
+        HeadedOption(
             ["--store"],
+            heading="Where",
             required=True,
             type=click.Path(path_type=Path),
             metavar="DIR",

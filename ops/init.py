@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
+from isles.ops.options import HeadedOption, load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import section_models
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import UsageError
@@ -22,6 +22,7 @@ The file must be a safetensors file with the tensors of the task's model, by nam
 isles wrote says itself which settings of the task gpt it needs. With --run-dir, `isles up` then goes on with the run;
 with --broker, workers find it there as if one of them had started it.
 """
+HEADING: Final = "From where, to where"
 TIMEOUT_SECONDS: Final = 300.0
 
 
@@ -29,22 +30,30 @@ def build(name: str) -> click.Command:
     """The command."""
     run = ("task", "seed", "tokens", "rounds", "id")
     parameters: list[click.Parameter] = [
-        click.Option(
+        HeadedOption(
             ["--from", "weights"],
+            heading=HEADING,
             required=True,
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
             help="The weights, as a safetensors file.",
         ),
-        click.Option(
+        HeadedOption(
             ["--run-dir"],
+            heading=HEADING,
             type=click.Path(path_type=Path),
             metavar="DIR",
-            help="Make this folder of `isles up` begin so.",
+            help="Start the run in this new folder, for `isles up`.",
         ),
-        click.Option(["--broker"], metavar="ADDRESS", help="Start the run at this broker, which must have none."),
-        click.Option(
+        HeadedOption(
+            ["--broker"],
+            heading=HEADING,
+            metavar="ADDRESS",
+            help="Start the run at this broker, which must have none.",
+        ),
+        HeadedOption(
             ["--timeout"],
+            heading=HEADING,
             default=TIMEOUT_SECONDS,
             show_default=True,
             metavar="SECONDS",

@@ -64,6 +64,14 @@ class SettingOption(click.Option):
         )
 
 
+class HeadedOption(click.Option):
+    """An option that is no setting, but stands under a heading of its own in the help."""
+
+    def __init__(self, *args: Any, heading: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
 class SettingsCommand(click.Command):
     """A command whose options are grouped by section."""
 

@@ -17,6 +17,7 @@ import msgpack
 from isles.brokers.retained import REJECTED_COUNTER, run_record
 from isles.brokers.store.blobs import MissingBlobError
 from isles.brokers.store.store import BLOBS_NAME, INDEX_NAME, Store
+from isles.ops.run_folder import RunFolder
 from isles.ops.watch import operator_hello
 from isles.proto.agreement import RunRecord
 from isles.proto.clock import SystemClock
@@ -235,14 +236,17 @@ def store_of(run: Path) -> Path:
 def _open_folder(run: Path, timeout_seconds: float) -> StoreTape | BrokerTape:
     store = store_of(run)
     try:
-        return StoreTape(store)
+        # Under `isles up` the store is the broker's even while that is being started again: it must find it free.
+        if not RunFolder(run).is_locked():
+            return StoreTape(store)
     except StoreLockedError:
-        try:
-            address = (store / "address").read_text(encoding="utf-8").strip()
-        except OSError:
-            raise UsageError(
-                f"another process is using the store {store}, and no broker has written its address there: wait for it"
-            ) from None
+        pass
+    try:
+        address = (store / "address").read_text(encoding="utf-8").strip()
+    except OSError:
+        raise UsageError(
+            f"another process is using the store {store}, and no broker has written its address there: wait for it"
+        ) from None
     return _ask_broker(address, timeout_seconds)
 
 

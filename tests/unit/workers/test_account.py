@@ -110,6 +110,22 @@ def test_a_reset_without_a_newer_version_goes_back_to_the_anchor() -> None:
     assert account.residual is None
 
 
+@pytest.mark.parametrize("before", RULES)
+@pytest.mark.parametrize("after", RULES)
+@given(numbers=st.lists(EXACT, min_size=5, max_size=5))
+def test_an_account_that_goes_on_under_another_rule_keeps_its_work(
+    before: ApplyRule, after: ApplyRule, numbers: list[Fraction]
+) -> None:
+    start, first, stepped, second, own = map(Exact, numbers)
+    account = Account.under(SyncSettings(apply_rule=before), start)
+    theta = account.apply(first, None, lambda: stepped).of(stepped)
+    unmerged = account.contribution(theta)
+    resumed = Account.under(SyncSettings(apply_rule=after), account.anchor, account.residual)
+    assert resumed.contribution(theta).value == unmerged.value
+    theta = resumed.apply(second, own, lambda: theta).of(theta)
+    assert resumed.contribution(theta).value == (unmerged - own).value
+
+
 def test_a_copy_of_an_account_is_a_snapshot() -> None:
     account = Account(Exact(Fraction(7)))
     snapshot = replace(account)
