@@ -257,7 +257,7 @@ def test_another_order_of_contributions_is_another_version(history: Any) -> None
 
 def test_a_recipe_of_another_run_is_refused(history: Any) -> None:
     stored, payloads, recipe, _, _ = history
-    with pytest.raises(PayloadError, match="other settings|merged by"):
+    with pytest.raises(PayloadError, match=r"other settings|merged by"):
         recompute(stored, payloads, recipe, EXACT, slices=slices_of(1000))
 
 
