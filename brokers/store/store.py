@@ -5,17 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from isles.brokers.store.blobs import BlobStore, FolderBlobs, MemoryBlobs
 from isles.brokers.store.files import DiskFiles
 from isles.brokers.store.index import Index
 from isles.brokers.store.lock import StoreLock
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
-from isles.proto.errors import StoreError
+from isles.proto.errors import StoreError, UsageError
 
 INDEX_NAME = "index.sqlite"
 BLOBS_NAME = "blobs"
+LEFTOVERS: Final = frozenset({"lock", "lost+found", f"{INDEX_NAME}-journal", f"{INDEX_NAME}-wal", f"{INDEX_NAME}-shm"})
+"""What is in an empty store: it was left before there was an index, or it is a disk of its own."""
 
 
 @dataclass
@@ -28,7 +30,11 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The store in a folder, made durably if it is missing. Raises StoreLockedError or StoreError."""
+        """The store in a folder, made durably if it is missing.
+
+        Raises UsageError if the folder is somebody else's, StoreLockedError, or StoreError.
+        """
+        _refuse_foreign(folder)
         with suppress(OSError):  # what cannot be made cannot be locked either, and that says why
             DiskFiles().make_folder(folder)
         lock = StoreLock(folder)
@@ -58,3 +64,23 @@ class Store:
         self.index.close()
         if self.lock is not None:
             self.lock.release()
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A broker sweeps its folder: one that was named by mistake is not to be taken over."""
+    try:
+        names = {found.name for found in folder.iterdir()}
+    except NotADirectoryError as error:
+        raise UsageError(f"the store {folder} is a file or lies in one: name a folder") from error
+    except OSError:
+        return  # not there yet, or not to be read: making and locking it says more
+    foreign = sorted(names - LEFTOVERS - ({BLOBS_NAME} if _is_empty(folder / BLOBS_NAME) else set()))
+    if foreign and INDEX_NAME not in names:
+        raise UsageError(
+            f"{folder} is no store, and not empty ({foreign[0]!r} is in it, {INDEX_NAME} is not): name an empty folder "
+            "or one that does not exist yet; if it was a store, restore it from a copy"
+        )
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())

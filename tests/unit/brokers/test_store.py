@@ -31,7 +31,7 @@ from isles.brokers.vocabulary import (
     UploadFailed,
     WriteChunk,
 )
-from isles.proto.errors import PayloadError, StoreError, StoreLockedError
+from isles.proto.errors import PayloadError, StoreError, StoreLockedError, UsageError
 from isles.proto.messages import VersionInfo
 
 DATA = bytes(range(256)) * 64
@@ -203,10 +203,36 @@ def test_a_store_is_free_again_however_its_process_ended(tmp_path: Path) -> None
     Store.open(tmp_path).close()
 
 
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="is a file or lies in one: name a folder"):
+        Store.open(tmp_path / "file")
+
+
 def test_a_store_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="is a file"):
+        Store.open(tmp_path / "file" / "store")
+    (tmp_path / "store" / "lock").mkdir(parents=True)
     with pytest.raises(StoreError, match="cannot be used"):
-        Store.open(tmp_path / "file")
+        Store.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "address", "blobs/" + "0" * 64])
+def test_a_folder_that_was_named_by_mistake_is_not_taken_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(UsageError, match="is no store, and not empty"):
+        Store.open(tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
+
+
+def test_what_a_crash_left_before_there_was_an_index_is_an_empty_store(tmp_path: Path) -> None:
+    for folder in ("lost+found", "blobs"):
+        (tmp_path / folder).mkdir()
+    for file in ("lock", "index.sqlite-wal"):
+        (tmp_path / file).touch()
+    Store.open(tmp_path).close()
 
 
 def test_a_damaged_index_is_named_and_left_alone(tmp_path: Path) -> None:
