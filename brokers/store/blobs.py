@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -118,7 +117,7 @@ class FolderBlobs:
                 self._files.sync(partial.file)
             self._files.rename(partial.path, path)
             self._files.sync_folder(self._folder)
-            self._checked[blob.digest] = _stamp(path)
+            self._checked[blob.digest] = self._files.stamp(path)
         except OSError as error:
             raise StoreError(
                 f"the disk under {self._folder} could not make a blob durable ({error}): this broker ends rather than "
@@ -134,10 +133,11 @@ class FolderBlobs:
     def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
         path = self._folder / blob.digest
         try:
-            with path.open("rb", buffering=0) as file:
+            with self._files.open(path) as file:
                 if offset == 0:
                     self._check(file, blob)
-                data = os.pread(file.fileno(), num_bytes, offset)
+                file.seek(offset)
+                data = file.read(num_bytes)
         except FileNotFoundError as error:
             raise MissingBlobError(f"blob {blob.digest[:12]} is not in the store") from error
         except OSError as error:
@@ -147,8 +147,7 @@ class FolderBlobs:
         return data
 
     def _check(self, file: IO[bytes], blob: BlobRef) -> None:
-        found = os.fstat(file.fileno())
-        stamp = (found.st_mtime_ns, found.st_size)
+        stamp = self._files.stamp(self._folder / blob.digest)
         if self._checked.get(blob.digest) == stamp:
             return
         digest = hashlib.sha256()
@@ -167,25 +166,20 @@ class FolderBlobs:
     def sweep(self, known: set[str]) -> tuple[int, int]:
         self.close()
         num_blobs = num_bytes = 0
-        for path in list(self._folder.iterdir()):
-            if path.is_file() and path.name not in known:
+        for name in self._files.names(self._folder):
+            if name not in known:
+                path = self._folder / name
                 num_blobs += 1
-                num_bytes += path.stat().st_size
+                num_bytes += self._files.stamp(path)[1]
                 self._files.delete(path)
         return num_blobs, num_bytes
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+        return self._files.free_bytes(self._folder)
 
     def close(self) -> None:
         for transfer in list(self._partials):
             self.abandon(transfer)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
 
 
 def _disk_error(error: OSError, verb: str, folder: Path) -> IslesError:

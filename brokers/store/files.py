@@ -1,4 +1,6 @@
-"""Everything that changes the folder of a store, but for its index: few operations, each durable only once synced.
+"""Everything that is done to the folder of a store, but for its index: few operations.
+
+Each change is durable only once synced.
 
 A file's bytes survive a power failure after `sync`; that it is there, under this name, after `sync_folder` of its
 folder. One who records these operations can tell every state in which a crash may leave the disk.
@@ -37,6 +39,18 @@ class Files(Protocol):
     def delete(self, path: Path) -> None:
         """Removes a file, if it is there."""
 
+    def open(self, path: Path) -> IO[bytes]:
+        """A file to read from, at its first byte."""
+
+    def stamp(self, path: Path) -> tuple[int, int]:
+        """Time of the last change of a file, in nanoseconds, and its size in bytes."""
+
+    def names(self, folder: Path) -> list[str]:
+        """The files in a folder."""
+
+    def free_bytes(self, folder: Path) -> int:
+        """What the disk under a folder has left for us."""
+
 
 class DiskFiles:
     """The operating system's."""
@@ -70,3 +84,17 @@ class DiskFiles:
 
     def delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+    def open(self, path: Path) -> IO[bytes]:
+        return path.open("rb", buffering=0)
+
+    def stamp(self, path: Path) -> tuple[int, int]:
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+
+    def names(self, folder: Path) -> list[str]:
+        return [path.name for path in folder.iterdir() if path.is_file()]
+
+    def free_bytes(self, folder: Path) -> int:
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize

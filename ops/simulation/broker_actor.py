@@ -1,7 +1,7 @@
-"""The broker of the simulated world: the real router and index around a disk that is a dictionary.
+"""The broker of the simulated world: the real router, index and blob store around a disk in memory.
 
 A crash loses what a crash of the process loses: the transaction under way, every message that was not sent yet,
-partial uploads, sessions. What was committed and every blob that was reported durable stays.
+partial uploads, sessions. What was committed stays, and of the blobs what the disk has.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from isles.brokers import retained
 from isles.brokers import vocabulary as broker
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.router import Router
-from isles.brokers.store.sqlite_index import SqliteIndex
-from isles.proto.messages import Hint
+from isles.brokers.store.blobs import BlobStore, MemoryBlobs
+from isles.brokers.store.disk import perform
+from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
+from isles.proto.agreement import RunRecord
+from isles.proto.messages import BlobRef, Hint, Init, Initialised, VersionInfo
 
 UNIX_AT_ZERO = 1_700_000_000.0
-DISK_FREE_BYTES = 1 << 40
 
 Crash = Literal["before commit", "before answers"]
 
@@ -37,31 +40,47 @@ class BrokerActor:
     now: float = 0.0
     on_durable: Callable[[list[broker.Instruction]], None] = lambda _: None
     """Told the instructions of each transaction the moment it is durable, even if a crash then swallows them."""
-    index: SqliteIndex = field(default_factory=lambda: SqliteIndex(":memory:"))
-    blobs: dict[str, bytes] = field(default_factory=dict)
+    index: SqliteIndex = field(default_factory=lambda: SqliteIndex(IN_MEMORY))
+    open_blobs: Callable[[], BlobStore] | None = None
+    """How a process that starts finds the blobs; None: in a memory that outlives it."""
     outbox: list[broker.Send] = field(default_factory=list)
     hints: list[Hint] = field(default_factory=list)
     num_crashes: int = 0
-    _partial: dict[int, bytearray] = field(default_factory=dict)
-    _disk: deque[broker.DiskEvent] = field(default_factory=deque)
+    is_up: bool = True
+    orders: deque[broker.DiskOrder] = field(default_factory=deque)
+    """What the disk has still to do, the oldest first."""
 
     def __post_init__(self) -> None:
-        self.router = self._start()
+        self.blobs: BlobStore = MemoryBlobs()
+        self.start()
 
-    def _start(self) -> Router:
-        return Router(self.index, self.settings, self.draw_token(), self.draw_token, self.now, UNIX_AT_ZERO + self.now)
+    def start(self) -> None:
+        """A process starts on the store, and deletes what an earlier one left half done."""
+        self.is_up = True
+        if self.open_blobs is not None:
+            self.blobs = self.open_blobs()
+        self.blobs.sweep(self.index.digests())
+        unix = UNIX_AT_ZERO + self.now
+        self.router = Router(self.index, self.settings, self.draw_token(), self.draw_token, self.now, unix)
+
+    def die(self) -> None:
+        """The process ends, whatever it was doing."""
+        self.num_crashes += 1
+        self.is_up = False
+        self.orders.clear()
+        self.outbox.clear()
+        self.hints.clear()
 
     def crash(self) -> None:
         """The process dies and another one starts on its store."""
-        self.num_crashes += 1
-        self._partial.clear()
-        self._disk.clear()
-        self.outbox.clear()
-        self.hints.clear()
-        self.router = self._start()
+        self.die()
+        self.start()
 
-    def hear(self, event: broker.Event, now: float, crash: Crash | None = None) -> None:
-        """Handles one event as the shell does: in one transaction, answering only when that is durable."""
+    def hear(self, event: broker.Event, now: float, crash: Crash | None = None) -> bool:
+        """Handles one event as the shell does: in one transaction, answering only when that is durable.
+
+        False if the process crashes and does not answer: whether there is another one, is up to the world.
+        """
         self.now = now
         try:
             with self.index.transaction():
@@ -69,52 +88,45 @@ class BrokerActor:
                 if crash == "before commit":
                     raise _CrashError
         except _CrashError:
-            self.crash()
-            return
+            return False
         self.on_durable(instructions)
         if crash == "before answers":
-            self.crash()
-            return
+            return False
         for instruction in instructions:
-            self._perform(instruction)
+            match instruction:
+                case broker.Send():
+                    self.outbox.append(instruction)
+                case broker.Publish(hint):
+                    self.hints.append(hint)
+                case broker.Log():
+                    pass
+                case _:
+                    self.orders.append(instruction)
+        return True
 
-    @property
-    def has_work(self) -> bool:
-        """Whether the disk has something to report."""
-        return bool(self._disk)
-
-    def work(self, now: float, crash: Crash | None = None) -> None:
-        """Reports the oldest thing that the disk has done."""
-        self.hear(self._disk.popleft(), now, crash)
+    def work(self, now: float, crash: Crash | None = None) -> bool:
+        """Does the oldest thing that the disk was told to do; otherwise as `hear`."""
+        event = perform(self.blobs, self.orders.popleft())
+        return event is None or self.hear(event, now, crash)
 
     def tick(self, now: float) -> None:
-        self.hear(broker.Tick(DISK_FREE_BYTES), now)
+        self.hear(broker.Tick(self.blobs.free_bytes()), now)
 
-    def _perform(self, instruction: broker.Instruction) -> None:
-        match instruction:
-            case broker.Send():
-                self.outbox.append(instruction)
-            case broker.Publish(hint):
-                self.hints.append(hint)
-            case broker.WriteChunk(transfer, _, offset, payload):
-                partial = self._partial.setdefault(transfer, bytearray())
-                assert offset == len(partial)
-                partial += payload
-                self._disk.append(broker.ChunkWritten(transfer, len(partial)))
-            case broker.FinishUpload(transfer, blob):
-                data = bytes(self._partial.pop(transfer, b""))
-                if hashlib.sha256(data).hexdigest() == blob.digest:
-                    self.blobs[blob.digest] = data
-                    self._disk.append(broker.UploadDurable(transfer))
-                else:
-                    self._disk.append(broker.UploadFailed(transfer, "damaged", "digest"))
-            case broker.AbandonUpload(transfer):
-                self._partial.pop(transfer, None)
-            case broker.ReadChunk(download, blob, offset, num_bytes):
-                data = self.blobs.get(blob.digest, b"")
-                if blob.digest in self.blobs:
-                    self._disk.append(broker.ChunkRead(download, offset, data[offset : offset + num_bytes]))
-                else:
-                    self._disk.append(broker.ReadFailed(download, "not-found", "no such blob"))
-            case broker.DeleteBlob(blob):
-                self.blobs.pop(blob.digest, None)
+    def begin(self, record: RunRecord, parameters: bytes) -> None:
+        """Makes the run; its fragments all begin with the same parameters."""
+        blob = BlobRef(digest=hashlib.sha256(parameters).hexdigest(), size_bytes=len(parameters))
+        self.blobs.write(0, 0, parameters)
+        self.blobs.finish(0, blob)
+        first = [
+            VersionInfo(fragment=fragment, version=0, parameters_sha256=blob.digest, parameters=blob)
+            for fragment in range(record.sync.num_fragments)
+        ]
+        with self.index.transaction():
+            self.index.put_blob(blob, UNIX_AT_ZERO)
+            message = Init(run_record=record, versions=tuple(first))
+            answer = retained.init(self.index, message, initialiser="worker/l0", unix=UNIX_AT_ZERO)
+        assert answer == Initialised(is_mine=True), answer
+
+    def stored(self, blob: BlobRef) -> bytes:
+        """The bytes of a blob. Raises MissingBlobError or PayloadError."""
+        return self.blobs.read(blob, 0, blob.size_bytes)

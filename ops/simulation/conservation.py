@@ -13,20 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from isles.brokers import retained, versions
 from isles.brokers import vocabulary as broker
 from isles.brokers.limits import RoutingSettings
-from isles.ops.simulation.broker_actor import UNIX_AT_ZERO, BrokerActor, Crash
-from isles.ops.simulation.desk import Values, make_version, ref_of
+from isles.ops.simulation.broker_actor import BrokerActor, Crash
+from isles.ops.simulation.laws import Laws
 from isles.ops.simulation.learner_actor import Checkpoint, LearnerActor
 from isles.ops.simulation.outer_actor import OuterActor
-from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair
+from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane
 from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
 from isles.proto.client import Send
 from isles.proto.errors import RefusedError
-from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
-from isles.proto.messages import HEADER_BYTES_MAX, Accepted, Hint, Init, Initialised, Message, VersionInfo
+from isles.proto.messages import Message
 
 TURNS_FAULTY: Final = 110
 TURNS_CALM_MAX: Final = 1_500
@@ -115,15 +113,9 @@ class World:
         )
         self._increments: dict[tuple[Lane, int], int] = {}
         self._poisoned: dict[tuple[Lane, str], bool] = {}
-        self.broker = BrokerActor(settings, self.draw_token, on_durable=self._see)
-        self.heads = dict.fromkeys(range(self.num_fragments), Values())
-        """Fragment -> state of the newest version."""
-        self.num_versions = dict.fromkeys(self.heads, 0)
-        self.accepted: set[ContributionId] = set()
-        self.rejected: set[ContributionId] = set()
-        self.merged: set[ContributionId] = set()
-        self.merged_by: set[str] = set()
-        self.num_checkpoints = 0
+        self.broker = BrokerActor(settings, self.draw_token)
+        self.laws = Laws(self.num_fragments, self.broker.index, self.broker.stored, self.increment)
+        self.broker.on_durable = self.laws.see
         self.remade: list[int] = []
         """Versions that outers recomputed."""
         self._init_run()
@@ -131,7 +123,6 @@ class World:
         self.outers: dict[bytes, OuterActor] = {}
         self.zombies: list[bytes] = []
         self.checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)
-        self.taken: dict[ContributionId, dict[Lane, int]] = {}
         self.num_restarts = 0
         self.num_resets = 0
         self._num_connections = 0
@@ -168,24 +159,16 @@ class World:
             manifest_digest=manifest.digest,
             manifest=manifest.to_text(),
         )
-        blob = ref_of(ZERO)
-        self.broker.blobs[blob.digest] = ZERO.encode()
-        first = [
-            VersionInfo(fragment=fragment, version=0, parameters_sha256=blob.digest, parameters=blob)
-            for fragment in range(self.num_fragments)
-        ]
-        with self.broker.index.transaction():
-            self.broker.index.put_blob(blob, UNIX_AT_ZERO)
-            message = Init(run_record=self.record, versions=tuple(first))
-            answer = retained.init(self.broker.index, message, initialiser="worker/l0", unix=UNIX_AT_ZERO)
-        assert answer == Initialised(is_mine=True), answer
+        self.broker.begin(self.record, ZERO.encode())
 
     def _connection(self) -> bytes:
         self._num_connections += 1
         return b"c%d" % self._num_connections
 
     def _start_learner(self, name: str, index: int, checkpoint: Checkpoint | None) -> None:
-        learner = LearnerActor(name, index, self.draw_token(), self.sync, self.increment, checkpoint, taken=self.taken)
+        learner = LearnerActor(
+            name, index, self.draw_token(), self.sync, self.increment, checkpoint, taken=self.laws.taken
+        )
         self.learners[self._connection()] = learner
         learner.start(self.now)
 
@@ -234,7 +217,8 @@ class World:
         if letter.is_to_broker:
             send: Send = letter.item
             event = broker.MessageArrived(send.channel, letter.connection, send.message, send.payload)
-            self.broker.hear(event, self.now, self._crash_of_broker(faults))
+            if not self.broker.hear(event, self.now, self._crash_of_broker(faults)):
+                self.broker.crash()
             return
         actor = self.learners.get(letter.connection) or self.outers.get(letter.connection)
         if actor is not None:
@@ -254,13 +238,13 @@ class World:
             for _ in range(TURNS_FAULTY):
                 self._turn(is_calm=False)
             self._heal()
-            self.merged_by.clear()
+            self.laws.merged_by.clear()
             names = {learner.learner for learner in self.learners.values()}
-            self._calm_down(lambda: names <= self.merged_by, "some learner gets nothing merged")
+            self._calm_down(lambda: names <= self.laws.merged_by, "some learner gets nothing merged")
             for learner in self.learners.values():
                 learner.drain(self.now)
             self._calm_down(self._is_drained, "the drain does not end")
-            self._check_end()
+            self.laws.check_end(self.learners.values(), self._num_losses())
         except (AssertionError, RefusedError) as error:
             raise LawBrokenError(f"seed {self.seed}, {self.rule}, {self.num_fragments} fragments: {error}") from error
 
@@ -284,8 +268,9 @@ class World:
         for _ in range(len(self.letters) if is_calm else chance.randrange(2 * len(self.letters) + 1)):
             if self.letters:
                 self._deliver_one(is_calm=is_calm)
-            while self.broker.has_work and (is_calm or chance.random() < 0.8):
-                self.broker.work(self.now, None if is_calm else self._crash_of_broker(self.faults))
+            while self.broker.orders and (is_calm or chance.random() < 0.8):
+                if not self.broker.work(self.now, None if is_calm else self._crash_of_broker(self.faults)):
+                    self.broker.crash()
             self._collect()
 
     def _turn_learner(self, connection: bytes, learner: LearnerActor, *, is_calm: bool) -> None:
@@ -337,80 +322,5 @@ class World:
             for fragment in range(self.num_fragments)
         )
 
-    # -------------------------------------------------------------------------------------------------------------- law
-
-    def _see(self, instructions: list[broker.Instruction]) -> None:
-        """Looks at everything that has just become durable."""
-        for instruction in instructions:
-            match instruction:
-                case broker.Send(message=Accepted(id=accepted)):
-                    self.accepted.add(accepted)
-                case broker.Publish(hint=Hint(kind="settled", fragment=fragment, learner=learner)):
-                    row = self.broker.index.row(learner, fragment)
-                    assert row is not None
-                    self.rejected.add(row.id)
-                case broker.Publish(hint=Hint(kind="version", fragment=fragment)):
-                    self._see_version(fragment)
-                case broker.Log(event="version.checkpointed"):
-                    self.num_checkpoints += 1
-                case broker.DeleteBlob(blob):
-                    assert blob.digest not in self._needed(), "what a new outer needs has been let go"
-
-    def _see_version(self, fragment: int) -> None:
-        before = self.heads[fragment].parameters
-        [head] = self.broker.index.versions(fragment, self.num_versions[fragment] + 1, 2, HEADER_BYTES_MAX)
-        assert head.recipe is not None
-        assert head.version == self.num_versions[fragment] + 1, "versions are not contiguous"
-        ids = [ingredient.id for ingredient in head.recipe.ingredients]
-        assert not self.merged.intersection(ids), "a contribution is merged twice"
-        assert not self.rejected.intersection(ids), "a rejected contribution is merged"
-        deltas = [self._stored(ingredient.digest) for ingredient in head.recipe.ingredients]
-        _, made = make_version(self.heads[fragment], deltas)
-        parameters = made.parameters
-        assert ref_of(parameters).digest == head.parameters_sha256, "the recipe does not give the version"
-        assert all(count == 1 for count in parameters.lanes.values()), (
-            "an item counts more than once, or less than it did"
-        )
-        assert before.lanes.keys() <= parameters.lanes.keys(), "an item that was in the model is no longer"
-        assert head.tokens_total == len(parameters.lanes), "tokens and items differ"
-        self.merged.update(ids)
-        self.merged_by.update(merged.learner for merged in ids)
-        self.num_versions[fragment] = head.version
-        self.heads[fragment] = made
-
-    def _needed(self) -> set[str]:
-        """Digests of all that a new outer and a new learner may begin with, and of what leads on from there."""
-        needed: set[str] = set()
-        for fragment, head in self.num_versions.items():
-            checkpoints = self.broker.index.checkpoints(fragment, head)
-            needed.update(blob.digest for info in checkpoints for blob in versions.state_blobs(info))
-            for info in self.broker.index.versions(fragment, 1, head, HEADER_BYTES_MAX) if head else ():
-                assert info.recipe is not None
-                if info.update is not None:
-                    needed.add(info.update.digest)
-                    needed.update(ingredient.digest for ingredient in info.recipe.ingredients)
-                else:
-                    assert info.version <= checkpoints[0].version, f"version {info.version} has been let go"
-        return needed
-
-    def _stored(self, digest: str) -> Pair:
-        return Pair.decode(self.broker.blobs[digest])
-
-    def _check_end(self) -> None:
-        for fragment, state in self.heads.items():
-            for learner in self.learners.values():
-                missing = learner.worked[fragment] - state.parameters.lanes.keys()
-                assert not missing, f"work of {learner.learner} is lost: {sorted(missing)[:5]}"
-            self._check_units(fragment)
-        for accepted in self.accepted - self.rejected:
-            missing = self.taken[accepted].keys() - self.heads[accepted.fragment].parameters.lanes.keys()
-            assert not missing, f"{accepted} was accepted, and its items {sorted(missing)[:5]} are in no version"
-
-    def _check_units(self, fragment: int) -> None:
-        """x(Theta) + remainder - sum of x(U) = sum of the counted items, but for what crashes and resets round away."""
-        parameters, remainder = self.heads[fragment].parameters, self.heads[fragment].remainder
-        unmerged = sum(learner.account(fragment).x for learner in self.learners.values())
-        counted = sum(self.increment(lane, fragment) for lane in parameters.lanes)
-        gap = abs(parameters.x + remainder.x - unmerged - counted)
-        num_losses = self.num_restarts + self.num_resets + sum(one.num_resets for one in self.learners.values())
-        assert gap <= num_losses * UP_QUANTUM // 2, f"{gap} units of fragment {fragment} are made from nothing or lost"
+    def _num_losses(self) -> int:
+        return self.num_restarts + self.num_resets + sum(one.num_resets for one in self.learners.values())

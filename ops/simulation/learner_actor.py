@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair
+from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair, lane_of, once
 from isles.proto.agreement import SyncSettings
 from isles.proto.client import Answered, Client, Fetched, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.ids import ContributionId
@@ -46,8 +46,8 @@ class Checkpoint:
     accounts: dict[int, Account[Pair]]
     theta: dict[int, Pair]
     payloads: dict[ContributionId, bytes]
-    worked: dict[int, set[Lane]]
-    """Fragment -> items worked on since the last reset; what must be in the model at the end."""
+    worked: dict[int, int]
+    """Fragment -> lanes of the items worked on since the last reset; what must be in the model at the end."""
 
 
 @dataclass
@@ -65,8 +65,8 @@ class LearnerActor:
     is_stopped: bool = False
     has_left: bool = False
     num_resets: int = 0
-    taken: dict[ContributionId, dict[Lane, int]] = field(default_factory=dict)
-    """Everything this incarnation offered, by id: what an accepted contribution must bring into the model."""
+    taken: dict[ContributionId, int] = field(default_factory=dict)
+    """Everything this incarnation offered, by id: lanes of what an accepted contribution must bring into the model."""
 
     def __post_init__(self) -> None:
         kept = self.checkpoint
@@ -81,7 +81,7 @@ class LearnerActor:
         self.accounts = {} if kept is None else {f: replace(account) for f, account in kept.accounts.items()}
         self.theta = {} if kept is None else dict(kept.theta)
         self.payloads = {} if kept is None else dict(kept.payloads)
-        self.worked = {f: set(kept.worked[f]) if kept else set() for f in range(self.sync.num_fragments)}
+        self.worked = dict(kept.worked) if kept else dict.fromkeys(range(self.sync.num_fragments), 0)
         self._values: dict[tuple[int, int], Pair] = {}
         """(fragment, version) -> values, of versions that arrived or are held."""
         for books in self.session.books:
@@ -116,10 +116,10 @@ class LearnerActor:
             self.boundary(now)
             return
         item = self.session.cursor.get(self.index, 0)
-        lane = (self.learner, item)
+        lane = lane_of(self.index, item)
         for fragment in self.theta:
-            self.theta[fragment] += Pair(self.increment(lane, fragment), {lane: 1})
-            self.worked[fragment].add(lane)
+            self.theta[fragment] += Pair(self.increment(lane, fragment), once(lane))
+            self.worked[fragment] |= once(lane)
         self._order(orders.StepTaken(tokens=1, seconds=1.0, cursor={self.index: item + 1}), now)
 
     def boundary(self, now: float) -> None:
@@ -143,7 +143,7 @@ class LearnerActor:
             {fragment: replace(account) for fragment, account in self.accounts.items()},
             dict(self.theta),
             dict(self.payloads),
-            {fragment: set(lanes) for fragment, lanes in self.worked.items()},
+            dict(self.worked),
         )
 
     def account(self, fragment: int) -> Pair:
@@ -189,7 +189,7 @@ class LearnerActor:
         else:
             self.num_resets += 1
             self.theta[fragment] = account.reset(newest).of(self.theta[fragment])
-        self.worked[fragment].clear()
+        self.worked[fragment] = 0
         if version is not None:
             self._forget_values_before(fragment, version)
 
@@ -200,7 +200,7 @@ class LearnerActor:
         if quantised.is_zero:
             return
         self.payloads[order.id] = payload
-        self.taken[order.id] = {lane: -count for lane, count in quantised.lanes.items()}
+        self.taken[order.id] = -quantised.lanes
         contribution = Contribution(
             id=order.id,
             base_version=order.base_version,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isles.ops.simulation.desk import Desk, ref_of
-from isles.ops.simulation.values import Lane, Pair
+from isles.ops.simulation.values import Lane, Pair, counted
 from isles.outer import orders
 from isles.proto.agreement import RunRecord
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Send, Welcomed
@@ -49,7 +49,7 @@ class OuterActor:
         self._asked: list[tuple[Message, Callable[[Message], None]]] = []
 
     def _is_spoiled(self, delta: Pair) -> bool:
-        return any(self.is_poisoned(lane, self.name) for lane in delta.lanes)
+        return any(self.is_poisoned(lane, self.name) for lane in counted(delta.lanes))
 
     # --------------------------------------------------------------------------------------------- what the world calls
 

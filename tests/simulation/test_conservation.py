@@ -41,8 +41,8 @@ def test_a_seed_replays_exactly() -> None:
     first, second = world(7), world(7)
     first.run()
     second.run()
-    assert first.heads == second.heads
-    assert first.merged == second.merged
+    assert first.laws.heads == second.laws.heads
+    assert first.laws.merged == second.laws.merged
     assert first.now == second.now
 
 
@@ -50,7 +50,7 @@ def test_outers_that_crash_recover_from_checkpoints_and_recipes() -> None:
     worlds = [world(seed) for seed in range(SEEDS_PER_BLOCK)]
     for each in worlds:
         each.run()
-    assert sum(each.num_checkpoints for each in worlds) > 5
+    assert sum(each.laws.num_checkpoints for each in worlds) > 5
     assert sum(len(each.remade) for each in worlds) > 5
 
 
