@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -19,6 +20,8 @@ from isles.proto.messages import BlobRef
 HASH_BYTES: Final = 1 << 20
 """Read at once while a digest is checked."""
 FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+OWN_FILE: Final = re.compile(r"[0-9a-f]{64}|[0-9]+\.tmp")
+"""What a sweep may delete: a folder that was named by mistake keeps everything else."""
 
 
 class DiskFullError(IslesError):
@@ -55,7 +58,10 @@ class BlobStore(Protocol):
         """Deletes a blob, if there is one."""
 
     def sweep(self, known: set[str]) -> tuple[int, int]:
-        """Deletes all partial blobs and those not in `known`; their number and bytes. For the start of a process."""
+        """Deletes all partial blobs and those not in `known`; their number and bytes. For the start of a process.
+
+        Touches nothing that no broker has written.
+        """
 
     def free_bytes(self) -> int:
         """What the disk has left for us."""
@@ -167,7 +173,7 @@ class FolderBlobs:
         self.close()
         num_blobs = num_bytes = 0
         for name in self._files.names(self._folder):
-            if name not in known:
+            if name not in known and OWN_FILE.fullmatch(name):
                 path = self._folder / name
                 num_blobs += 1
                 num_bytes += self._files.stamp(path)[1]

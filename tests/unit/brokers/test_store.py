@@ -115,6 +115,14 @@ def test_damage_after_the_first_check_is_found_too(tmp_path: Path) -> None:
         blobs.read(blob_of(DATA), 0, 10)
 
 
+def test_a_sweep_of_a_folder_that_was_named_by_mistake_deletes_nothing_of_its_owner(tmp_path: Path) -> None:
+    for name in ("photo.jpg", "1.tmp.txt", "a" * 63):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "7.tmp").write_text("a partial blob of a crashed process")
+    assert FolderBlobs(tmp_path).sweep(set())[0] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(("photo.jpg", "1.tmp.txt", "a" * 63))
+
+
 def test_a_blob_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
     put(blobs, DATA)
