@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.options import Patience
 from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def build(name: str) -> click.Command:
         metavar="FILE",
         help="The file to write; one that exists is replaced.",
     )
-    @click.option("--timeout", default=120.0, show_default=True, metavar="SECONDS", help="How long it may take.")
+    @click.option(
+        "--timeout", default=120.0, type=Patience(), show_default=True, metavar="SECONDS", help="How long it may take."
+    )
     def export(broker: str | None, run_dir: Path | None, output: Path, timeout: float) -> int:
         """Write the newest global parameters as a safetensors file.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.options import Patience
 from isles.ops.wording import amount, seconds_text
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def tape_options(command: click.Command) -> click.Command:
         click.Option(
             ["--timeout"],
             default=TIMEOUT_SECONDS,
+            type=Patience(),
             show_default=True,
             metavar="SECONDS",
             help="How long to wait for an answer of a broker.",

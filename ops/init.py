@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from isles.ops.options import HeadedOption, load_config, set_option, setting_options, settings_command, shared_options
+from isles.ops.options import (
+    HeadedOption,
+    Patience,
+    load_config,
+    set_option,
+    setting_options,
+    settings_command,
+    shared_options,
+)
 from isles.ops.settings import section_models
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import UsageError
@@ -55,6 +63,7 @@ def build(name: str) -> click.Command:
             ["--timeout"],
             heading=HEADING,
             default=TIMEOUT_SECONDS,
+            type=Patience(),
             show_default=True,
             metavar="SECONDS",
             help="How long each answer of the broker may take.",

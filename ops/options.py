@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,21 @@ class HeadedOption(click.Option):
     def __init__(self, *args: Any, heading: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.heading = heading
+
+
+class Patience(click.ParamType[float]):
+    """Seconds that a command waits: a number above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not seconds > 0:
+            self.fail(f"{value!r} is no number of seconds above 0", param, ctx)
+        return seconds
 
 
 class SettingsCommand(click.Command):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.options import Patience
 from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text
+from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
     from isles.proto.messages import Status
 
+DEFAULT_BROKER: Final = "tcp://127.0.0.1:7700"
 FIGURES_SHOWN: Final = 5
 
 
@@ -23,10 +27,19 @@ def build(name: str) -> click.Command:
     """The command."""
 
     @click.command(name)
-    @click.option("--broker", default="tcp://127.0.0.1:7700", show_default=True, metavar="ADDRESS", help="Whom to ask.")
-    @click.option("--timeout", default=5.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+    @click.option("--broker", default=None, metavar="ADDRESS", help=f"Whom to ask.  [default: {DEFAULT_BROKER}]")
+    @click.option(
+        "--run-dir",
+        default=None,
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Ask the broker of the `isles up` that is running in this folder.",
+    )
+    @click.option(
+        "--timeout", default=5.0, type=Patience(), show_default=True, metavar="SECONDS", help="How long to wait."
+    )
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of tables.")
-    def status(broker: str, timeout: float, is_json: bool) -> int:
+    def status(broker: str | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
         """Show what a broker knows of its run.
 
         Learners by region with when they were last seen, fragments with their versions, leases, pending contributions,
@@ -34,9 +47,12 @@ def build(name: str) -> click.Command:
         """
         from isles.ops.watch import watch
 
-        seen = watch(broker)
+        if broker is not None and run_dir is not None:
+            raise click.UsageError("give either --broker or --run-dir")
+        address = broker or (DEFAULT_BROKER if run_dir is None else running_broker(run_dir))
+        seen = watch(address)
         try:
-            answer = seen.wait(timeout, address=broker)
+            answer = seen.wait(timeout, address=address)
         finally:
             seen.close()
         if is_json:
@@ -45,11 +61,23 @@ def build(name: str) -> click.Command:
             from isles.ops.wording import make_console
 
             console = make_console()
-            for part in render(answer, time.time(), broker):
+            for part in render(answer, time.time(), address):
                 console.print(part)
         return 0
 
     return status
+
+
+def running_broker(run_dir: Path) -> str:
+    """The address of the broker of a run that is under way. Raises UsageError if none is."""
+    from isles.ops.run_folder import RunFolder
+
+    folder = RunFolder(run_dir)
+    if not folder.is_locked():
+        raise UsageError(
+            f"no `isles up` is running in {run_dir}: the figures of its last start are in its summary.json"
+        )
+    return folder.read_state().address
 
 
 def as_json(status: Status, unix: float) -> dict[str, Any]:

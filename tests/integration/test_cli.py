@@ -153,6 +153,7 @@ def test_the_version_is_told(tmp_path: Path) -> None:
         (["init", "--from", "none"], {}, "give either --run-dir or --broker"),
         (["init", "--from", "none", "--run-dir", "x"], {}, "there is no file none"),
         (["status", "--timeout", "soon"], {}, "Invalid value for '--timeout'"),
+        (["history", "--timeout", "0", "x"], {}, "is no number of seconds above 0"),
     ],
 )
 def test_a_mistake_of_the_person_at_the_keyboard_is_one_sentence_and_exit_code_2(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from isles.ops.status import as_json, render
+from isles.ops.run_folder import RunFolder, State
+from isles.ops.status import as_json, render, running_broker
+from isles.proto.errors import UsageError
 from isles.proto.messages import LearnerInfo, LeaseInfo, ReportInfo, Status, Totals, VersionInfo
 
 
@@ -80,3 +83,11 @@ def test_the_plain_values_group_learners_by_region_with_their_ages(status: Statu
     assert found["leases"][0] == {"fragment": 0, "holder": "outer", "epoch": 4, "expires_seconds": 2.0}
     assert found["reports"][0]["value"] == 2.5
     assert found["totals"]["merged"] == 14
+
+
+def test_the_broker_of_a_run_folder_is_asked_only_while_it_runs(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        folder.write_state(State("tcp://127.0.0.1:1,2,3"))
+        assert running_broker(tmp_path) == "tcp://127.0.0.1:1,2,3"
+    with pytest.raises(UsageError, match="no `isles up` is running"):
+        running_broker(tmp_path)
