@@ -155,6 +155,11 @@ def _merge(folder: RunFolder, asked: Config, record: RunRecord | None) -> Config
             continue
         old = kept.sections[section].model_dump(mode="json").get(name)
         new = asked.sections[section].model_dump(mode="json").get(name)
+        if old != new and record is None:
+            # No worker got as far as to begin that run: a mistake in what it trains may still be mended.
+            others = [other for name, other in kept.stated.items() if name.partition(".")[0] not in AGREED_SECTIONS]
+            models = section_models(has_own_task=asked.section("run", RunSettings).task != "gpt")
+            return resolve(models, earlier=others, flags=asked.stated.values())
         if old != new:
             raise ConfigError(
                 f"{one.source}: {key} is {old!r} in the run of {folder.path} and cannot become {new!r} there: leave it "
