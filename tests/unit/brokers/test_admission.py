@@ -12,6 +12,7 @@ from isles.proto.client import Client, Refused
 from isles.proto.messages import (
     Alive,
     AskHeads,
+    AskStatus,
     AskVersion,
     Channel,
     Done,
@@ -26,6 +27,7 @@ from isles.proto.messages import (
     Message,
     Progress,
     RetryAfter,
+    Status,
     Stored,
     Upload,
     VersionReply,
@@ -48,6 +50,18 @@ def test_later_ones_receive_the_record_and_the_heads(stage: Stage, record: RunRe
     assert isinstance(answer, Welcome)
     assert answer.run_record == record
     assert [(head.fragment, head.version) for head in answer.heads] == [(0, 0), (1, 0)]
+
+
+def test_an_operator_may_start_the_run_and_is_no_learner_for_that(empty_stage: Stage, initialise: Initialise) -> None:
+    operator = empty_stage.member("operator", "init-1")
+    operator.join()
+    assert initialise(operator).is_mine
+    status = operator.ask(AskStatus())
+    assert isinstance(status, Status)
+    assert (status.run, status.learners) == ("trial", ())
+    late = empty_stage.member("worker", "us-1")
+    late.join()
+    assert not initialise(late).is_mine
 
 
 @pytest.mark.parametrize(
