@@ -17,6 +17,7 @@ from typing import Final
 from isles.brokers.router import Router
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.disk import Disk, DiskThreads
+from isles.brokers.store.fullness import store_error
 from isles.brokers.store.store import Store
 from isles.brokers.vocabulary import (
     Event,
@@ -29,7 +30,7 @@ from isles.brokers.vocabulary import (
     Tick,
 )
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.errors import IslesError, MessageError, StoreError
+from isles.proto.errors import IslesError, MessageError
 from isles.proto.logs import Logger
 from isles.proto.messages import Channel, Error, pack, unpack
 from isles.proto.transport.interface import Arrival, BrokerTransport
@@ -70,7 +71,7 @@ class Broker:
         self._disk = disk or DiskThreads(store.blobs, settings.num_disk_threads, transport.wake)
         self._ticked_at: float | None = None
         self.incarnation = secrets.token_hex(TOKEN_BYTES)
-        with _store_faults():
+        with self._store_faults():
             self.router = Router(
                 store.index,
                 settings,
@@ -101,7 +102,7 @@ class Broker:
         events = self._gather(timeout_seconds)
         if not events:
             return
-        with _store_faults(), self._store.index.transaction():
+        with self._store_faults(), self._store.index.transaction():
             instructions = [instruction for event in events for instruction in self._decide(event)]
         for instruction in instructions:
             self._perform(instruction)
@@ -110,7 +111,7 @@ class Broker:
         """Ends the disk work and gives the store back; what was not answered was not promised."""
         self._disk.close()
         try:
-            with _store_faults(), self._store.index.transaction():
+            with self._store_faults(), self._store.index.transaction():
                 self.router.flush()
         finally:
             self._store.close()
@@ -155,6 +156,22 @@ class Broker:
             case _:
                 self._disk.submit(instruction)
 
+    @contextmanager
+    def _store_faults(self) -> Iterator[None]:
+        """Turns a failure of the index into the sentence that ends this process.
+
+        Even where the disk is merely full: what the router remembers of a transaction that was not written, such as the
+        epoch of a lease, holds no longer, and only the next start is sure of what does.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            text = (
+                f"the index of the store failed ({error}): nothing of it was answered; check the disk, then start "
+                "this broker again"
+            )
+            raise store_error(text, error, self._settings.store) from error
+
 
 def _read(arrival: Arrival) -> Event:
     try:
@@ -163,18 +180,6 @@ def _read(arrival: Arrival) -> Event:
         return GarbageArrived(arrival.channel, arrival.connection, str(error))
     payload = arrival.payload if arrival.channel is Channel.BULK else None
     return MessageArrived(arrival.channel, arrival.connection, message, payload)
-
-
-@contextmanager
-def _store_faults() -> Iterator[None]:
-    """Turns a failure of the index into the sentence that ends this process."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreError(
-            f"the index of the store failed ({error}): nothing of it was answered; check the disk, then start this "
-            "broker again"
-        ) from error
 
 
 def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Event) -> int:
@@ -207,7 +212,11 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
 
 
 def _write_address(path: Path, address: str) -> None:
-    """Says where this broker listens; whole or not at all, since others read it."""
+    """Says where this broker listens; whole or not at all, since others read it. Raises StoreError."""
     partial = path.with_suffix(".tmp")
-    partial.write_text(address + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(address + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        text = f"{path} cannot be written ({error}): mend the store folder, then start this broker again"
+        raise store_error(text, error, path.parent) from error

@@ -7,6 +7,7 @@ A command ends with one of the exit codes below, and with one sentence on standa
     3, 4 a broker refused, or fenced, this process
     5    nobody answered
     6    the broker's store failed
+    7    the broker's disk is full
 """
 
 from __future__ import annotations

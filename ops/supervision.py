@@ -27,6 +27,8 @@ REFUSALS_MAX: Final = 3
 """More than one: a store may still be locked by a broker that is about to die."""
 REFUSAL_CODES: Final = frozenset({2, 3, 4})
 """Exit codes of children that a person must mend: starting them unchanged cannot succeed."""
+WAIT_CODES: Final = frozenset({7})
+"""Exit codes of children that say what will pass without anybody starting anew: a full disk is no reason to give up."""
 REFUSAL_MEMORY_SECONDS: Final = 60.0
 """A refusal after a longer life than this is not one more of a row."""
 FAILED_DRAIN_SECONDS: Final = 10.0
@@ -228,6 +230,8 @@ class Supervision:
 
     def _count_death(self, child: Child, code: int, lifetime: float) -> None:
         child.num_crashes = 1 if lifetime >= HEALTHY_SECONDS else child.num_crashes + 1
+        if code in WAIT_CODES:
+            child.num_crashes = min(child.num_crashes, CRASHES_MAX - 1)
         if code not in REFUSAL_CODES:
             child.num_refusals = 0
         else:

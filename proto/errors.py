@@ -12,6 +12,7 @@
     |-- RefusedError          a broker refused this process for good; the text says why
     |   `-- FencedError       a newer incarnation of this process exists
     |-- StoreError            the broker's disk did not keep its word, or its store is damaged
+    |   `-- StoreFullError    the disk under it is full: nothing is lost, and the broker can start again once it is not
     |-- UnreachableError      nobody answered in the time that was given
     |-- NonFiniteError        this process computed NaN or infinity
     `-- RangeError            this process computed values that the chosen codec cannot represent
@@ -81,6 +82,12 @@ class StoreError(IslesError):
     """The broker's disk did not keep its word, or its store cannot be read."""
 
     exit_code = 6
+
+
+class StoreFullError(StoreError):
+    """The disk under the store is full: nothing that was acknowledged is lost, and nothing else was acknowledged."""
+
+    exit_code = 7
 
 
 class UnreachableError(IslesError):

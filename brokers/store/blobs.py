@@ -5,7 +5,6 @@ A blob exists when its name does: it is written under another name, checked, syn
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from isles.brokers.store.files import DiskFiles, Files
+from isles.brokers.store.fullness import FULL_ERRORS, store_error
 from isles.brokers.vocabulary import Bytes
 from isles.proto.errors import IslesError, PayloadError, StoreError
 from isles.proto.messages import BlobRef
 
 HASH_BYTES: Final = 1 << 20
 """Read at once while a digest is checked."""
-FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 OWN_FILE: Final = re.compile(r"[0-9a-f]{64}|[0-9]+\.tmp")
 """What a sweep may delete: a folder that was named by mistake keeps everything else."""
 
@@ -125,10 +124,11 @@ class FolderBlobs:
             self._files.sync_folder(self._folder)
             self._checked[blob.digest] = self._files.stamp(path)
         except OSError as error:
-            raise StoreError(
+            text = (
                 f"the disk under {self._folder} could not make a blob durable ({error}): this broker ends rather than "
                 "promise what it cannot keep; check the disk, then start it again"
-            ) from error
+            )
+            raise store_error(text, error, self._folder) from error
 
     def abandon(self, transfer: int) -> None:
         partial = self._partials.pop(transfer, None)

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Self
 
-from isles.proto.errors import StoreError, StoreLockedError
+from isles.brokers.store.fullness import store_error
+from isles.proto.errors import StoreLockedError
 
 
 class StoreLock:
@@ -19,9 +20,8 @@ class StoreLock:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle: int | None = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(
-                f"the store folder {folder} cannot be used ({error}): choose another or mend it"
-            ) from error
+            text = f"the store folder {folder} cannot be used ({error}): choose another or mend it"
+            raise store_error(text, error, folder) from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

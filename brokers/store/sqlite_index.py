@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from isles.brokers.store.fullness import store_error
 from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, StoredRow, Sums
 from isles.brokers.store.sqlite_schema import BLOBS, FORMAT, SCHEMA, decode, encode, encode_version, unpack
 from isles.proto.errors import StoreError
@@ -34,10 +35,11 @@ class SqliteIndex:
             if found == FORMAT:
                 self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise StoreError(
+            text = (
                 f"the index {path} cannot be opened ({error}): if the file is damaged, restore the store folder from a "
                 "copy; nothing in it was changed"
-            ) from error
+            )
+            raise store_error(text, error, Path(path).parent) from error
         if found != FORMAT:
             self.close()
             raise StoreError(

@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from isles.brokers.store.blobs import BlobStore, FolderBlobs, MemoryBlobs
 from isles.brokers.store.files import DiskFiles
+from isles.brokers.store.fullness import store_error
 from isles.brokers.store.index import Index
 from isles.brokers.store.lock import StoreLock
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
@@ -45,9 +46,8 @@ class Store:
             raise
         except OSError as error:
             lock.release()
-            raise StoreError(
-                f"the store folder {folder} cannot be used ({error}): mend it or choose another"
-            ) from error
+            text = f"the store folder {folder} cannot be used ({error}): mend it or choose another"
+            raise store_error(text, error, folder) from error
 
     @classmethod
     def in_memory(cls) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isles.brokers.broker import Broker
+from isles.brokers.broker import Broker, _write_address
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.stage import blob_of
 from isles.brokers.store.disk import InlineDisk
@@ -18,7 +19,7 @@ from isles.proto.agreement import RunRecord
 from isles.proto.client import Answered, Fetched
 from isles.proto.clock import ManualClock, SystemClock
 from isles.proto.connection import Connection
-from isles.proto.errors import StoreError
+from isles.proto.errors import StoreError, StoreFullError
 from isles.proto.ids import ContributionId
 from isles.proto.logs import ListLogger
 from isles.proto.messages import (
@@ -172,6 +173,31 @@ def test_nothing_is_answered_when_the_transaction_fails(house: House, monkeypatc
         house.broker.work(0.0)
     assert commits
     assert client.poll(0.0) == []
+
+
+def test_a_full_disk_under_the_index_ends_the_process_and_loses_nothing(tmp_path: Path, record: RunRecord) -> None:
+    house = House(Store.open(tmp_path / "store"))
+    worker, [kept, lost] = house.connect("worker", "us-1"), [b"kept" * 2000, b"lost" * 3000]
+    assert isinstance(house.ask(worker, Upload(blob=blob_of(kept)), kept), Stored)
+    house.store.index._db.execute("PRAGMA max_page_count = 1")
+    connections = (house.connect("outer", f"o-{number}") for number in range(1000))
+    with pytest.raises(StoreFullError, match="make room, then start this broker again"):
+        all(house.ask(connection, Upload(blob=blob_of(lost)), lost) for connection in connections)
+    house.store.close()
+    house = House(Store.open(tmp_path / "store"))
+    worker = house.connect("worker", "us-1")
+    assert house.store.index.blob(blob_of(kept).digest) == blob_of(kept)
+    assert isinstance(house.ask(worker, Upload(blob=blob_of(lost)), lost), Stored)
+    house.store.close()
+
+
+def test_an_address_that_finds_no_room_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(StoreFullError, match="is full"):
+        _write_address(tmp_path / "address", "tcp://127.0.0.1:7700")
 
 
 def test_a_mistake_of_ours_costs_one_event_and_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

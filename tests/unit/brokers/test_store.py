@@ -16,6 +16,7 @@ import pytest
 from isles.brokers.stage import blob_of
 from isles.brokers.store.blobs import BlobStore, DiskFullError, FolderBlobs, MemoryBlobs, MissingBlobError
 from isles.brokers.store.disk import DiskThreads, InlineDisk
+from isles.brokers.store.fullness import is_full
 from isles.brokers.store.index import Commitment, StoredLease
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
 from isles.brokers.store.store import Store
@@ -241,6 +242,39 @@ def test_what_a_crash_left_before_there_was_an_index_is_an_empty_store(tmp_path:
     for file in ("lock", "index.sqlite-wal"):
         (tmp_path / file).touch()
     Store.open(tmp_path).close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MB; only root may make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a file system takes root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_store_on_a_disk_that_fills_up_goes_on_where_it_was_once_there_is_room(small_disk: Path) -> None:
+    store = Store.open(small_disk / "store")
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(1 << 20))
+    num_written, fault = 0, None
+    while fault is None:
+        try:
+            with store.index.transaction():
+                store.index.put_value(f"key {num_written}", bytes(10_000))
+            num_written += 1
+        except sqlite3.Error as error:
+            fault = error
+    assert is_full(fault, small_disk)
+    store.close()
+    ballast.unlink()
+    store = Store.open(small_disk / "store")
+    found = [store.index.value(f"key {number}") for number in range(num_written + 1)]
+    assert found == [bytes(10_000)] * num_written + [None], "what was committed is there, and nothing else"
+    store.close()
 
 
 def test_a_damaged_index_is_named_and_left_alone(tmp_path: Path) -> None:

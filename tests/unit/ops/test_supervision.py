@@ -26,6 +26,7 @@ from isles.ops.supervision import (
     Terminate,
     Tick,
 )
+from isles.proto.errors import StoreFullError
 
 CHILDREN = (
     ("broker", "broker"),
@@ -116,6 +117,15 @@ def test_a_child_that_dies_at_once_again_and_again_ends_the_run_with_a_sentence(
     assert world.supervision.status == "failed"
     assert "outer died" in world.supervision.text
     assert names(orders, Terminate) == ["us-0", "eu-0"]
+
+
+def test_a_broker_that_has_no_room_on_its_disk_is_tried_for_as_long_as_it_takes(world: World) -> None:
+    for _ in range(3 * CRASHES_MAX):
+        world.exits("broker", StoreFullError.exit_code)
+        world.wait(BACKOFF_SECONDS[-1])
+        assert world.supervision.children["broker"].is_running
+    world.wait(HEALTHY_SECONDS)
+    assert world.exits("broker", 1) == [Start("broker")], "once there was room it is like any other"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4])
