@@ -13,11 +13,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from isles.ops.wording import bytes_text
 from isles.proto.errors import UsageError
 from isles.proto.transport.address import Address
 
@@ -113,6 +115,16 @@ class RunFolder:
         if foreign:
             raise UsageError(
                 f"{self.path} is no run folder, and not empty ({foreign[0]!r} is in it): name another with --run-dir"
+            )
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Raises UsageError if the broker would take nothing here, since it leaves `needed_bytes` free."""
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < needed_bytes:
+            raise UsageError(
+                f"the disk under {self.path} has {bytes_text(free_bytes)} free, and the broker takes no uploads below "
+                f"{bytes_text(needed_bytes)}: make room, name another --run-dir, or lower the limit with --set "
+                "broker.disk_free_bytes_min=..."
             )
 
     def is_locked(self) -> bool:

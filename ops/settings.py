@@ -62,7 +62,9 @@ class UpSettings(BaseModel):
         default=1, description="outers: one merges, the others stand by and take over within its lease"
     )
     stall_seconds: NotNegative = Field(
-        default=900.0, description="end the run when no round was committed for this many seconds; 0 = never"
+        default=900.0,
+        description="end the run when no round was committed for this many seconds, or when nobody began it in a third "
+        "of them; 0 = never",
     )
     drain_seconds: NotNegative = Field(
         default=60.0, description="seconds that each process gets to hand in and stop before it is killed"

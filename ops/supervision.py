@@ -27,6 +27,8 @@ REFUSALS_MAX: Final = 3
 """More than one: a store may still be locked by a broker that is about to die."""
 REFUSAL_CODES: Final = frozenset({2, 3, 4})
 """Exit codes of children that a person must mend: starting them unchanged cannot succeed."""
+BEGIN_SHARE: Final = 1 / 3
+"""Of the stall time: a run that nobody begins is waited for less long than the next round of one that is under way."""
 WAIT_CODES: Final = frozenset({7})
 """Exit codes of children that say what will pass without anybody starting anew: a full disk is no reason to give up."""
 REFUSAL_MEMORY_SECONDS: Final = 60.0
@@ -148,6 +150,8 @@ class Supervision:
     drain_seconds: float = 60.0
     stall_seconds: float = 0.0
     """No new round for this long ends the run; 0 = never."""
+    last_warning: str = ""
+    """What a child complained about last: perhaps the reason for a stall."""
     status: Status | None = None
     """What the run ends as; None while it goes on."""
     text: str = ""
@@ -266,10 +270,19 @@ class Supervision:
             elif child.is_running and child.killed_at is not None and now >= child.killed_at:
                 child.killed_at = None
                 instructions.append(Kill(child.name))
-        if self.status is None and self.stall_seconds and now - self._progressed_at >= self.stall_seconds:
-            self._close("failed", f"no round was committed for {self.stall_seconds:g} s", now)
+        if self.status is None and (text := self._stall(now)):
+            self._close("failed", text, now)
             instructions += self._advance(now)
         return instructions
+
+    def _stall(self, now: float) -> str:
+        """Why this run is given up, if it goes on too long without progress."""
+        has_begun = self.rounds >= 0
+        seconds = self.stall_seconds * (1.0 if has_begun else BEGIN_SHARE)
+        if not seconds or now - self._progressed_at < seconds:
+            return ""
+        text = f"no round was committed for {seconds:g} s" if has_begun else f"nobody began the run in {seconds:g} s"
+        return f"{text}; {self.last_warning}" if self.last_warning else text
 
     def _close(self, status: Status, text: str, now: float) -> None:
         if self.status is not None and not (self.status == "finished" and status == "failed"):

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from isles.ops.children import ChildProcess
 from isles.ops.conclusion import Conclusion
-from isles.ops.display import Display, View
+from isles.ops.display import Display, View, warning_line
 from isles.ops.log_watch import LogWatch
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.supervision import (
@@ -254,6 +254,7 @@ class Supervisor:
             self._logs_read_at = now
             for warned in self._logs.poll():
                 self._view.warn(now, warned)
+                self._supervision.last_warning = f"last {warning_line(warned, 0)}"
 
     def _show(self) -> None:
         self._note_warnings()

@@ -116,6 +116,7 @@ def _up(
         summary = folder.read_summary()
         if summary is not None and summary.get("status") == "finished" and not BUDGET_KEYS & changes.keys():
             return _tell_finished(folder, summary, config, changes, is_json=is_json)
+        folder.check_room(config.section("broker", BrokerSettings).disk_free_bytes_min)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
         config = settle(folder, state, config, has_port="broker.port" in asked.stated)
         if new is not None and changes:

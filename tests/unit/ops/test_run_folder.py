@@ -45,6 +45,13 @@ def test_a_folder_of_somebody_elses_is_left_as_it_is(tmp_path: Path, name: str) 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_too_little_room_is_told_with_both_figures_and_what_to_set(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.check_room(0)
+    with pytest.raises(UsageError, match=r"has .* free, .* below 1000000 TB.*--set broker.disk_free_bytes_min"):
+        folder.check_room(10**18)
+
+
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.read_state() == State()

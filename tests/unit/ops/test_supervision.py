@@ -227,6 +227,14 @@ def test_a_run_without_new_rounds_ends_after_the_stall_time() -> None:
     assert world.supervision.text == "no round was committed for 300 s"
 
 
+def test_a_run_that_nobody_begins_is_given_up_sooner_and_names_the_last_warning() -> None:
+    world = World(stall_seconds=300.0)
+    world.supervision.last_warning = "last warning of us-0: no corpus"
+    assert world.wait(99) == []
+    world.wait(1)
+    assert world.supervision.text == "nobody began the run in 100 s; last warning of us-0: no corpus"
+
+
 def test_a_new_round_resets_the_stall_time() -> None:
     world = World(stall_seconds=300.0)
     for rounds in range(5):
