@@ -31,6 +31,7 @@ from isles.proto.messages import (
     Grant,
     Hello,
     Hint,
+    Leave,
     Limits,
     Message,
     RetryAfter,
@@ -169,6 +170,11 @@ class Client:
         download = Download(blob, self._draw_request(), self.limits.credit_chunks, now + STALL_SECONDS)
         self._downloads[download.transfer] = download
         return self._send(Channel.BULK, download.fetch())
+
+    def leave(self, session: str, now: float) -> list[Instruction]:
+        """Asks to leave a session that is still open although a later HELLO of this client was refused."""
+        self.is_refused, self.session = False, session
+        return self.ask(Leave(), now)
 
     def forget(self, is_unwanted: Callable[[Message], bool]) -> None:
         """Stops asking what nobody wants to know any more."""

@@ -104,6 +104,14 @@ class Connection:
             "reach it from this machine?"
         )
 
+    def leave_and_wait(self, session: str, timeout_seconds: float) -> None:
+        """Leaves a session that this process is not let into again, if the broker answers in time; drops all news."""
+        self._perform(self.client.leave(session, self._clock.now()))
+        deadline = self._clock.now() + timeout_seconds
+        while (left := deadline - self._clock.now()) > 0:
+            if any(isinstance(news, Answered | Refused) for news in self.poll(left)):
+                return
+
     def wake(self) -> None:
         """Makes a `poll` under way return; callable from any thread."""
         self._transport.wake()

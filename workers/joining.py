@@ -16,7 +16,7 @@ from isles.proto.client import Answered, Hinted, Welcomed
 from isles.proto.clock import Clock
 from isles.proto.codec.torch_codec import encode
 from isles.proto.connection import Connection, News, raise_if_refused
-from isles.proto.errors import ManifestMismatchError, RefusedError, UnreachableError
+from isles.proto.errors import FencedError, ManifestError, ManifestMismatchError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Error, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
@@ -26,6 +26,9 @@ from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
 
 LOOK_AGAIN_SECONDS: Final = 2.0
 """Wait between two looks at a run that nobody has started yet, should the hint about it be lost."""
+
+LEAVE_SECONDS: Final = 2.0
+"""For the answer to a LEAVE; without it the broker waits for this learner until its lease has run out."""
 
 FIRST_VERSION_TRIES_MAX: Final = 3
 """How often INIT is tried when the broker answers it with an error, before its text is passed on."""
@@ -89,6 +92,7 @@ class Joiner:
         self._deadline = clock.now() + timeout_seconds
         self._clock = clock
         self._log = log
+        self._session = ""
 
     def join(self) -> Joined:
         """Returns when this learner is in the run.
@@ -96,6 +100,17 @@ class Joiner:
         Raises UnreachableError if that takes longer than the time given, RefusedError or FencedError if the broker
         will not have it, ManifestError or ManifestMismatchError if the model is not the run's.
         """
+        try:
+            return self._join()
+        except FencedError:
+            raise
+        except (RefusedError, ManifestError, ManifestMismatchError):
+            # It was let in while there was no run, or before the models were compared: no round is to wait for it.
+            if self._session:
+                self._connection.leave_and_wait(self._session, LEAVE_SECONDS)
+            raise
+
+    def _join(self) -> Joined:
         welcome, fault = self._say_hello(), ""
         for _ in range(FIRST_VERSION_TRIES_MAX):
             if welcome.run_record is None and self._new_run is not None:
@@ -131,6 +146,7 @@ class Joiner:
         self._connection.start()
         news = self._wait_until(lambda news: isinstance(news, Welcomed), "answered")
         assert isinstance(news, Welcomed)
+        self._session = news.welcome.new_session
         return news.welcome
 
     def _ask(self, message: Message, payload: bytes | None = None) -> Message:

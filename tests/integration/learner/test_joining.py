@@ -10,6 +10,7 @@ import torch
 
 from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.errors import ManifestError, ManifestMismatchError, RefusedError, UnreachableError
+from isles.workers import joining
 
 
 def test_a_fresh_learner_never_overwrites_an_existing_run(world: Any) -> None:
@@ -65,6 +66,32 @@ def test_another_model_is_refused_with_the_tensor_that_differs(world: Any) -> No
     first.learner.start()
     with pytest.raises(ManifestMismatchError, match=r"'0\.bias' has shape"):
         world.make("us-1", width=9).learner.start()
+    first.learner.close()
+
+
+def test_a_learner_that_is_not_let_in_is_not_waited_for(world: Any) -> None:
+    first = world.make()
+    first.learner.start()
+    with pytest.raises(ManifestMismatchError):
+        world.make("us-1", width=9).learner.start()
+    assert {learner.learner: learner.is_live for learner in world.status().learners} == {"us-0": True, "us-1": False}
+    first.learner.close()
+
+
+def test_a_learner_whose_first_version_came_too_late_and_that_is_refused_is_not_waited_for(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.make()
+
+    def come_too_late(*_: object) -> str:
+        monkeypatch.undo()
+        first.learner.start()
+        return ""
+
+    monkeypatch.setattr(joining, "offer_first_version", come_too_late)
+    with pytest.raises(RefusedError, match=r"sync\.interval_steps"):
+        world.make("us-1", stated={"sync.interval_steps": 99}).learner.start()
+    assert {learner.learner: learner.is_live for learner in world.status().learners} == {"us-0": True, "us-1": False}
     first.learner.close()
 
 
