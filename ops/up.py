@@ -299,7 +299,7 @@ def _run(
         is_kept = disturbance is None or disturbance.conclude(is_silent=is_json)
     if end.status == "failed":
         raise RunFailedError(summary.text)
-    return end.exit_code if is_kept else end.exit_code or EXIT_BROKEN
+    return end.exit_code if is_kept else EXIT_BROKEN
 
 
 def _supervise(

@@ -70,7 +70,7 @@ def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, i
     runner = Runner(plan, FolderTargets(folder, regions), logger=logger, clock=SystemClock(), store=folder.store)
     runner.run(lambda: True)
     settle(settled(folder, list(regions)), folder.is_locked)
-    found, measures, findings = conclude(folder, plan, runner.records(), runner.damaged, logger)
+    found, measures, findings = conclude(folder, plan, runner.records(), runner.damaged, logger, is_ended=False)
     if is_json:
         click.echo(json.dumps(found, indent=2))
     else:

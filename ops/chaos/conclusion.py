@@ -27,13 +27,16 @@ def conclude(
     faults: Sequence[FaultRecord],
     damaged: Sequence[str],
     logger: Logger,
+    *,
+    is_ended: bool,
 ) -> tuple[dict[str, Any], Measures, list[Finding]]:
     """Checks and measures a run folder, and writes `chaos.json` there: its content, and what it was made of.
 
+    `is_ended` as `read_facts` has it.
     Raises UsageError if the folder has no run, UnreachableError if its broker does not answer.
     """
     known = [*damaged_before(folder), *damaged]
-    findings = check(read_facts(folder.path, None, CHECK_SECONDS, damaged_on_purpose=known))
+    findings = check(read_facts(folder.path, None, CHECK_SECONDS, damaged_on_purpose=known, is_ended=is_ended))
     measures = measure(read_logs(folder), faults)
     found = as_json(plan.model_dump(mode="json", exclude_defaults=True), faults, measures, findings, known)
     write_whole(folder.path / REPORT_NAME, json.dumps(found, indent=2) + "\n")

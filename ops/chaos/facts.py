@@ -25,14 +25,16 @@ def read_facts(
     *,
     damaged_on_purpose: Sequence[str] = (),
     has_replay: bool = True,
+    is_ended: bool = False,
 ) -> Facts:
     """Everything there is. Logs first: what they promise must be in a store that is read later.
 
+    `is_ended` is said by who runs the run, has ended its broker, and holds the folder's lock: the store itself is read.
     Raises UsageError if there is no such run, UnreachableError if its broker does not answer.
     """
     folder = RunFolder(run) if run is not None and (run / "logs").is_dir() else None
     logged = _logged(folder) if folder is not None else {"missing": _missing_logs()}
-    with open_tape(run, broker, timeout_seconds) as tape:
+    with open_tape(folder.store if folder is not None and is_ended else run, broker, timeout_seconds) as tape:
         versions = {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
         rows = tape.rows()
         num_averaged = sum(not fragment.is_buffers for fragment in _manifest(tape).fragments)

@@ -84,7 +84,9 @@ class Disturbance:
         from isles.ops.wording import make_console
 
         faults = self._runner.records()
-        _, measures, findings = conclude(self._folder, self.plan, faults, self._runner.damaged, self.logger)
+        _, measures, findings = conclude(
+            self._folder, self.plan, faults, self._runner.damaged, self.logger, is_ended=True
+        )
         if not is_silent:
             console = make_console()
             for part in render(faults, measures, findings):

@@ -38,7 +38,7 @@ class World:
         self.logger = ListLogger()
         self.sent: list[tuple[float, str, str]] = []
         self.gone: set[str] = set()
-        monkeypatch.setattr(runner.time, "sleep", self.clock.advance)
+        monkeypatch.setattr("isles.ops.chaos.runner.time.sleep", self.clock.advance)
         monkeypatch.setattr(runner, "send_signal", self.send)
 
     def send(self, process: Process, number: Any) -> None:
