@@ -18,9 +18,10 @@ import click
 
 from isles.ops.options import load_config, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
-from isles.proto.config import Config, Stated
+from isles.proto.config import Config, RunSettings, Stated
 from isles.proto.errors import IslesError
 from isles.proto.logs import Logger, make_logger
+from isles.workers.finding import check_task
 
 PARENT_GRACE_SECONDS: Final = 5.0
 """A process whose supervisor died gets this long to stop: nobody would kill it later."""
@@ -54,6 +55,7 @@ def _serve_outer(config: Config, logger: Logger, should_stop: threading.Event) -
 
 
 def _serve_worker(config: Config, logger: Logger, should_stop: threading.Event) -> int:
+    check_task(config.section("run", RunSettings).task)
     from isles.workers.trainer import serve
 
     _say_loaded(logger)
@@ -61,6 +63,7 @@ def _serve_worker(config: Config, logger: Logger, should_stop: threading.Event) 
 
 
 def _serve_evaluator(config: Config, logger: Logger, should_stop: threading.Event) -> int:
+    check_task(config.section("run", RunSettings).task)
     from isles.workers.evaluator import serve
 
     _say_loaded(logger)

@@ -23,6 +23,7 @@ from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.config import Config, RunSettings, Stated, flag_name, resolve
 from isles.proto.errors import ConfigError
 from isles.proto.transport.address import Address
+from isles.workers.finding import check_task
 from isles.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _up(
     if keeps_tape:
         stated = [*stated, Stated("broker.versions_kept", str(VERSIONS_KEPT_MAX), "the flag --keep-tape")]
     asked = load_config(section_models(), file=config_file, stated=stated, assignments=own_words)
+    check_task(asked.section("run", RunSettings).task)
     plan = None
     if chaos is not None:
         regions = sorted(set(asked.section("up", UpSettings).worker_ids.values()))
@@ -116,6 +118,7 @@ def _up(
         summary = folder.read_summary()
         if summary is not None and summary.get("status") == "finished" and not BUDGET_KEYS & changes.keys():
             return _tell_finished(folder, summary, config, changes, is_json=is_json)
+        check_task(config.section("run", RunSettings).task)
         folder.check_room(config.section("broker", BrokerSettings).disk_free_bytes_min)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
         config = settle(folder, state, config, has_port="broker.port" in asked.stated)
