@@ -32,7 +32,7 @@ from isles.proto.clock import Clock
 from isles.proto.errors import UsageError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
-from isles.proto.messages import Status
+from isles.proto.messages import LearnerInfo, Status
 from isles.proto.policy import policy
 
 POLL_SECONDS: Final = 0.1
@@ -238,7 +238,7 @@ class Supervisor:
 
     def _note_changes(self, status: Status) -> None:
         now = self._clock.now()
-        live = frozenset(learner.learner for learner in status.learners if learner.is_live)
+        live = frozenset(learner.learner for learner in status.learners if self._is_live(learner))
         for learner in sorted(live - self._live):
             self._view.note(now, f"{learner} joined")
         for learner in sorted(self._live - live):
@@ -247,6 +247,14 @@ class Supervisor:
         for report in self._watch.reports[self._num_reports :] if self._num_reports is not None else ():
             self._view.note(now, f"{report.name.replace('_', ' ')} {report.value:.4f}")
         self._num_reports = len(self._watch.reports)
+
+    def _is_live(self, learner: LearnerInfo) -> bool:
+        """A lease may be of an earlier start of the run: who has not been heard since this one has not joined yet."""
+        if learner.learner in self._live or not learner.is_live:
+            return learner.is_live
+        child = self._supervision.children.get(learner.learner)
+        started_at = self._began_at if child is None else child.started_at
+        return learner.last_seen_unix >= self._clock.unix() - (self._clock.now() - started_at)
 
     def _note_warnings(self) -> None:
         now = self._clock.now()
