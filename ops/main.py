@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "replay": _Entry("isles.ops.replay", "Recompute a run from its tape and compare every bit."),
     "check": _Entry("isles.ops.chaos.check", "Check that a run lost nothing."),
     "chaos": _Entry("isles.ops.chaos.command", "Make faults happen to a run, and check what came of it."),
+    "simulate": _Entry("isles.ops.simulate", "Run the state machines in a simulated world of faults."),
     "sample": _Entry("isles.ops.sample", "Let trained parameters continue a text."),
     "export": _Entry("isles.ops.export", "Write the global parameters as a safetensors file."),
 }

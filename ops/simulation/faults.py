@@ -30,9 +30,9 @@ KINDS: Final[tuple[Kind, ...]] = (*WEATHERS, *BLOWS, *TRAITS)
 ON_CHANCE: Final = 0.6
 """That a kind of fault happens at all in a seed: what one kind hides, another seed shows."""
 FAULTS_MIN: Final = 20
-FAULTS_MAX: Final = 32
-GAP_SECONDS: Final = 2.0
-"""Between two faults, on average."""
+FAULTS_MAX: Final = 28
+GAP_SECONDS: Final = 3.0
+"""Between two faults on average, if few versions are made."""
 BLACKOUT_SHARE: Final = 0.2
 """How much seldomer than others a fault is that ends all processes."""
 POISON_CHANCE: Final = 0.004

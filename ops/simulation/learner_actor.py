@@ -91,6 +91,8 @@ class LearnerActor:
         self._replies: list[tuple[AskVersion, VersionReply]] = []
         self._offers: dict[ContributionId, Offer] = {}
         self._asking: set[int] = set()
+        self._hinted: set[int] = set()
+        """Fragments to ask for at the next step: several hints, one question."""
         self.client = Client(Hello(role="worker", id=self.learner, incarnation=self.incarnation))
 
     # --------------------------------------------------------------------------------------------- what the world calls
@@ -102,13 +104,22 @@ class LearnerActor:
         self._carry_out(self.client.handle(message, now, payload), now)
 
     def tick(self, now: float) -> None:
-        """Time passes; asks for every version anew, so that no correctness rests on hints."""
+        """Time passes; asks for what it was hinted at."""
         self._carry_out(self.client.tick(now), now)
+        for fragment in sorted(self._hinted - self._asking):
+            self._hinted.discard(fragment)
+            self._ask_version(fragment, now)
 
     def ask_versions(self, now: float) -> None:
         """What a learner does now and then whatever it was told."""
         for books in self.session.books:
             self._ask_version(books.fragment, now)
+
+    def beat(self, now: float) -> None:
+        """Tells the broker that this learner lives, and how far it is."""
+        if not self.client.is_asking(Progress):
+            steps, is_draining = self.session.num_steps, self.session.is_draining
+            self._carry_out(self.client.ask(Progress(steps=steps, tokens=steps, is_draining=is_draining), now), now)
 
     def step(self, now: float) -> None:
         """One inner step on the next item, if this learner holds parameters."""
@@ -288,7 +299,7 @@ class LearnerActor:
             case "contribution" if hint.learner != self.learner:
                 self._order(orders.Cued(hint.fragment, hint.version), now)
             case "version" | "settled":
-                self._ask_version(hint.fragment, now)
+                self._hinted.add(hint.fragment)
 
     def _forget_values_before(self, fragment: int, version: int) -> None:
         for key in [key for key in self._values if key[0] == fragment and key[1] < version]:

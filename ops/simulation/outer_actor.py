@@ -37,6 +37,8 @@ class OuterActor:
     remade: list[int] = field(default_factory=list)
     """Takes note of each version that was recomputed from the tape."""
     outbox: list[Send] = field(default_factory=list)
+    num_kept: int = 0
+    """Blobs that are not fetched again."""
     _now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -45,6 +47,7 @@ class OuterActor:
         self.desks = {
             fragment: Desk(fragment, self.record, self, self._is_spoiled, self.remade) for fragment in fragments
         }
+        self._kept: dict[str, bytes] = {}
         self._bringing: list[_Bringing] = []
         self._asked: list[tuple[Message, Callable[[Message], None]]] = []
 
@@ -67,11 +70,15 @@ class OuterActor:
         for desk in self.desks.values():
             desk.tick()
 
-    def renew(self, now: float) -> None:
-        """Asks for the leases, and looks at every fragment whatever was hinted."""
+    def lease(self, now: float) -> None:
+        """Asks for the leases."""
         self._now = now
         if not self.client.is_asking(Lease):
-            self._lease()
+            self._ask_leases()
+
+    def renew(self, now: float) -> None:
+        """Asks for the leases, and looks at every fragment whatever was hinted."""
+        self.lease(now)
         for desk in self.desks.values():
             desk.handle(orders.Hinted())
 
@@ -90,8 +97,13 @@ class OuterActor:
         self._carry_out(self.client.ask(message, self._now, payload))
 
     def bring(self, blobs: Sequence[BlobRef], then: Callable[[Mapping[str, bytes] | str], None]) -> None:
-        self._bringing.append(_Bringing({blob.digest for blob in blobs}, then))
-        for blob in blobs:
+        found = {blob.digest: self._kept[blob.digest] for blob in blobs if blob.digest in self._kept}
+        missing = [blob for blob in blobs if blob.digest not in found]
+        if not missing:
+            then(found)
+            return
+        self._bringing.append(_Bringing({blob.digest for blob in missing}, then, found))
+        for blob in missing:
             self._carry_out(self.client.fetch(blob, self._now, bytes_max=BYTES_MAX))
 
     def store(self, values: Sequence[Pair], then: Callable[[str], None]) -> None:
@@ -119,7 +131,7 @@ class OuterActor:
                 case Welcomed():
                     for desk in self.desks.values():
                         desk.handle(orders.Rejoined())
-                    self._lease()
+                    self._ask_leases()
                 case Answered(ask, reply):
                     self._take_answer(ask, reply)
                 case Fetched(blob, data):
@@ -129,7 +141,7 @@ class OuterActor:
                 case Hinted(hint) if hint.kind in ("contribution", "version"):
                     self.desks[hint.fragment].handle(orders.Hinted())
 
-    def _lease(self) -> None:
+    def _ask_leases(self) -> None:
         self.ask(Lease(fragments=tuple(self.desks)), self._take_leases)
 
     def _take_leases(self, reply: Message) -> None:
@@ -146,6 +158,9 @@ class OuterActor:
                 asked[1](reply)
 
     def _take_blob(self, digest: str, data: bytes) -> None:
+        self._kept[digest] = data
+        while len(self._kept) > self.num_kept:
+            del self._kept[next(iter(self._kept))]
         for bringing in [one for one in self._bringing if digest in one.missing]:
             bringing.missing.discard(digest)
             bringing.found[digest] = data

@@ -1,4 +1,4 @@
-"""A process of the simulated world: its actor, its clock, whether it lives, and what waits for it while it is frozen."""
+"""A process of the simulated world: its actor, its clock, whether it lives, and what waits for it while it sleeps."""
 
 from __future__ import annotations
 

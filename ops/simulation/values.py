@@ -91,15 +91,16 @@ class Pair:
         return type(self)((magnitude if self.x >= 0 else -magnitude) * quantum, self.lanes)
 
     def encode(self) -> bytes:
-        """Bytes of this value; equal values give equal bytes."""
-        return f"{self.x} {self.lanes:x}".encode()
+        """Bytes of this value; equal values give equal bytes, and those of recent work only are short."""
+        zeros = max(0, (self.lanes & -self.lanes).bit_length() - 1) // DIGIT_BITS
+        return f"{self.x} {zeros} {self.lanes >> DIGIT_BITS * zeros:x}".encode()
 
     @classmethod
     def decode(cls, payload: bytes | bytearray | memoryview) -> Self:
         """Raises PayloadError for bytes that no value gave."""
         try:
-            x, lanes = bytes(payload).split(b" ")
-            return cls(int(x), int(lanes, 16))
+            x, zeros, lanes = bytes(payload).split(b" ")
+            return cls(int(x), int(lanes, 16) << DIGIT_BITS * int(zeros))
         except ValueError as error:
             raise PayloadError(f"no simulated value: {error}") from error
 

@@ -1,0 +1,214 @@
+"""`isles simulate faults`: run after run to which everything happens that may happen, each replayed by its seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from isles.ops.simulation.fault_world import Report
+
+SEEDS: Final = 1000
+GIT_SECONDS_MAX: Final = 5.0
+FAILURES_SHOWN: Final = 10
+"""Seeds of which the command says what went wrong; of more only their number."""
+
+TEXT: Final = """Simulate runs in which anything may vanish, and check that nothing is lost.
+
+Each seed is one run of 8 learners in 3 regions, 2 outers and a broker: their real state machines, store and protocol,
+around a network, disks and clocks that are simulated. Messages are lost, doubled, overtaken, late; links are cut, one
+way or both; processes are killed, frozen, replaced; the broker's machine loses its power while it writes. After each
+step the books are compared with the laws that must hold; at the end all faults heal, and the run must go on and drain.
+
+A seed that fails is printed with the command that replays it: the same code makes the same history of the same seed.
+Exits with 1 if any seed fails.
+"""
+
+
+def build(name: str) -> click.Command:
+    """The command."""
+    group = click.Group(name, help="Try the state machines in simulated worlds.")
+    group.add_command(_faults_command())
+    return group
+
+
+def _faults_command() -> click.Command:
+    def _run(**options: Any) -> int:
+        return run(Options(**options))
+
+    return click.Command(
+        "faults",
+        callback=_run,
+        help=TEXT,
+        params=[
+            click.Option(
+                ["--seeds"],
+                type=click.IntRange(1),
+                default=SEEDS,
+                show_default=True,
+                metavar="N",
+                help="How many seeds to run.",
+            ),
+            click.Option(
+                ["--first"],
+                type=click.IntRange(0),
+                default=0,
+                show_default=True,
+                metavar="N",
+                help="The first of them.",
+            ),
+            click.Option(["--seed"], type=click.IntRange(0), metavar="N", help="Run only this one."),
+            click.Option(
+                ["--jobs"],
+                type=click.IntRange(1),
+                default=min(2, os.cpu_count() or 1),
+                show_default=True,
+                metavar="N",
+                help="Processes that run seeds at the same time.",
+            ),
+            click.Option(
+                ["--without"],
+                metavar="RULE",
+                default="",
+                help="Do without one rule of the system, to see that it is needed; an unknown one lists them all.",
+            ),
+            click.Option(["--trace"], is_flag=True, help="Print the history of the one seed, a line per event."),
+            click.Option(["--json"], is_flag=True, help="Print a line of JSON per seed."),
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the command."""
+
+    seeds: int = SEEDS
+    first: int = 0
+    seed: int | None = None
+    jobs: int = 1
+    without: str = ""
+    trace: bool = False
+    json: bool = False
+
+
+@dataclass
+class _Tally:
+    """What was seen so far."""
+
+    num_seeds: int = 0
+    num_versions: int = 0
+    num_faults: int = 0
+    num_deliveries: int = 0
+    failures: list[Report] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        self.num_seeds += 1
+        self.num_versions += report.num_versions
+        self.num_faults += report.num_faults
+        self.num_deliveries += report.num_deliveries
+        if report.fault:
+            self.failures.append(report)
+
+    def words(self, seconds: float) -> str:
+        return (
+            f"{self.num_seeds:,} seeds in {seconds:.1f} s: {self.num_versions:,} versions, {self.num_faults:,} faults, "
+            f"{self.num_deliveries:,} deliveries; {len(self.failures)} failed"
+        )
+
+
+def run(options: Options) -> int:
+    """Runs the seeds; 0 if nothing was wrong with any of them."""
+    from isles.ops.simulation.mutations import MUTATIONS
+
+    if options.without and options.without not in MUTATIONS:
+        raise click.BadParameter(f"no such rule; there are {', '.join(MUTATIONS)}", param_hint="--without")
+    if options.trace:
+        if options.seed is None:
+            raise click.UsageError("--trace prints the history of one run: name its --seed")
+        return _trace(options)
+    return _explore(options)
+
+
+def _trace(options: Options) -> int:
+    from contextlib import nullcontext
+
+    from isles.ops.simulation.fault_world import FaultWorld
+    from isles.ops.simulation.mutations import without
+
+    assert options.seed is not None
+    with without(options.without) if options.without else nullcontext():
+        world = FaultWorld(options.seed, note=click.echo)
+        click.echo(world.describe())
+        report = world.run()
+    _print_report(report, options)
+    return int(bool(report.fault))
+
+
+def _explore(options: Options) -> int:
+    from isles.ops.simulation.exploration import explore
+
+    seeds = range(options.first, options.first + options.seeds) if options.seed is None else [options.seed]
+    tally, began = _Tally(), time.monotonic()
+    num_jobs = min(options.jobs, len(seeds))
+    with _progress(len(seeds), is_shown=not options.json) as advance:
+        for report in explore(seeds, num_jobs=num_jobs, missing_rule=options.without):
+            tally.add(report)
+            if options.json:
+                click.echo(json.dumps(asdict(report)))
+            elif report.fault and len(tally.failures) <= FAILURES_SHOWN:
+                _print_report(report, options)
+            advance(tally)
+    if not options.json:
+        if options.seed is not None and not tally.failures:
+            _print_report(report, options)
+        click.echo(tally.words(time.monotonic() - began))
+    return int(bool(tally.failures))
+
+
+def _print_report(report: Report, options: Options) -> None:
+    if not report.fault:
+        click.echo(
+            f"seed {report.seed}: {report.num_versions} versions, {report.num_faults} faults, {report.num_deliveries} "
+            f"deliveries in {report.simulated_seconds:.0f} simulated seconds; history {report.digest[:16]}"
+        )
+        return
+    rule = f" --without {options.without}" if options.without else ""
+    click.echo(f"seed {report.seed} of {code_version()} fails after {report.simulated_seconds:.1f} simulated seconds:")
+    click.echo(f"  {report.fault}")
+    click.echo(f"  replay it with: isles simulate faults --seed {report.seed}{rule} --trace")
+
+
+def code_version() -> str:
+    """Which isles this is, down to the commit if it runs from a checkout."""
+    text = f"isles {version('isles')}"
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS_MAX, check=True)
+        text += f" ({found.stdout.strip()})"
+    return text
+
+
+@contextmanager
+def _progress(num_seeds: int, *, is_shown: bool) -> Iterator[Any]:
+    """A line that moves, on a terminal."""
+    if not is_shown or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[failed]} failed"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=num_seeds, failed=0)
+        yield lambda tally: progress.update(task, completed=tally.num_seeds, failed=len(tally.failures))
