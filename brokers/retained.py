@@ -118,7 +118,7 @@ def _init_fault(index: Index, message: Init, manifest: Manifest) -> str | None:
         return f"INIT: the manifest has digest {manifest.digest[:12]}, not {record.manifest_digest[:12]}"
     num_fragments = manifest.num_parameter_fragments
     if num_fragments != record.sync.num_fragments:
-        return f"INIT: the manifest has {num_fragments} fragments, sync.num_fragments is {record.sync.num_fragments}"
+        return f"INIT: the manifest has P = {num_fragments}, sync.num_fragments is {record.sync.num_fragments}"
     wanted = list(range(len(manifest.fragments)))
     if [info.fragment for info in message.versions] != wanted:
         return f"INIT: version 0 of each of the fragments 0..{len(wanted) - 1} is needed, in order"

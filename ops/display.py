@@ -1,4 +1,4 @@
-"""What `isles up` shows while a run is under way, and the summary that a person reads at its end.
+"""What `isles up` shows while a run is under way.
 
 On a terminal a display that is redrawn in place; elsewhere a line now and then; with `--json` nothing.
 """
@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from isles.ops.log_watch import Warned
-from isles.ops.summary import Summary, bits_down, bits_up, last_loss, losses
+from isles.ops.summary import bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
-from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text, sparkline
+from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text, sparkline
 from isles.proto.agreement import Budget
 from isles.proto.messages import LearnerInfo, ReportInfo, Status
 
@@ -184,13 +184,13 @@ def progress_line(view: View) -> str:
     parts = [
         f"{percent(status.progress)}",
         f"{amount(totals.tokens_merged)} tokens",
-        f"{totals.rounds_committed} rounds of {totals.participation_mean:.1f}",
+        f"{counted(totals.rounds_committed, 'round')} of {totals.participation_mean:.1f}",
         f"loss {_loss_text(view)}",
         f"{bits_up(status):.2f} bits up, {bits_down(status):.2f} down",
-        f"{live} learners live",
+        f"{counted(live, 'learner')} live",
     ]
     if view.num_restarts:
-        parts.append(f"{view.num_restarts} restarts")
+        parts.append(counted(view.num_restarts, "restart"))
     return ", ".join(parts if view.phase == "training" else [view.phase, *parts])
 
 
@@ -256,7 +256,8 @@ def _figures(view: View, status: Status) -> RenderableType:
     if view.budget.tokens:
         done = f"{amount(totals.tokens_merged)} of {amount(view.budget.tokens)}"
     else:
-        done = f"{amount(totals.tokens_merged)} in {totals.rounds_committed} of {view.budget.rounds} rounds"
+        budget = counted(view.budget.rounds or 0, "round")
+        done = f"{amount(totals.tokens_merged)} in {totals.rounds_committed} of {budget}"
     speed = sum(learner.tokens_per_second for learner in status.learners if learner.is_live)
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
@@ -343,62 +344,3 @@ def child_state(child: Child, learner: LearnerInfo | None, now: float, unix: flo
     # A learner stays live for a while after its process died: what counts is whether this one has been heard.
     is_heard = learner is not None and learner.is_live and learner.last_seen_unix >= unix - (now - child.started_at)
     return "[green]training[/]" if is_heard else "[yellow]joining[/]"
-
-
-# ---------------------------------------------------------------------------------------------------------- the summary
-
-HEADLINES: Final = {"finished": "Finished", "interrupted": "Interrupted", "failed": "Failed"}
-STYLES: Final = {"finished": "bold green", "interrupted": "bold yellow", "failed": "bold red"}
-
-
-def render_summary(summary: Summary) -> RenderableType:
-    """What came of a run."""
-    head = Text.assemble(
-        (HEADLINES[summary.status], STYLES[summary.status]),
-        f" after {seconds_text(summary.wall_seconds)}",
-        f": {summary.text}." if summary.text else ".",
-    )
-    if not summary.num_parameters:
-        return Group(Text(), head, Text())
-    return Group(Text(), head, Text(), _summary_grid(summary), Text())
-
-
-def _summary_grid(summary: Summary) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    if summary.val_loss_last is not None:
-        first = "unknown" if summary.val_loss_first is None else f"{summary.val_loss_first:.3f}"
-        loss = Text.assemble(f"{first} → ", (f"{summary.val_loss_last:.3f}", "bold"), " nats per byte  ")
-        loss.append(sparkline([loss.value for loss in summary.losses], SPARK_WIDTH), style="cyan")
-        grid.add_row("  validation loss", loss)
-    share = summary.tokens_merged / summary.tokens_produced if summary.tokens_produced else 0.0
-    grid.add_row(
-        "  tokens",
-        f"{amount(summary.tokens_merged)} merged of {amount(summary.tokens_produced)} produced ({percent(share)})",
-    )
-    grid.add_row(
-        "  rounds",
-        f"{summary.rounds_committed} of {summary.participation_mean:.1f} contributions, "
-        f"fraction {summary.fraction_mean:.2f}, staleness {summary.staleness_mean:.2f}",
-    )
-    fates = summary.contributions
-    grid.add_row("  contributions", f"{fates.merged} merged, {fates.rejected} rejected, {fates.expired} expired")
-    grid.add_row(
-        "  wire",
-        f"{summary.bits_per_parameter_up:.2f} bits per parameter up, {summary.bits_per_parameter_down:.2f} down",
-    )
-    grid.add_row(
-        "  bytes",
-        f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down",
-    )
-    grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {summary.num_fragments} fragments")
-    grid.add_row("  restarts", _restarts(summary))
-    return grid
-
-
-def _restarts(summary: Summary) -> str:
-    if not summary.restarts:
-        return "none"
-    named = ", ".join(f"{name} {count}" for name, count in summary.restarts_by_process.items())
-    return f"{summary.restarts} ({named})"

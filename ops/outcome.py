@@ -13,10 +13,10 @@ from typing import Any
 import click
 from rich.text import Text
 
-from isles.ops.display import render_summary
 from isles.ops.export import read_description
 from isles.ops.run_folder import RunFolder, write_whole
 from isles.ops.summary import Summary, summarise
+from isles.ops.summary_view import render_summary
 from isles.ops.supervision import End
 from isles.ops.wording import make_console
 from isles.proto.agreement import Budget
@@ -37,6 +37,7 @@ def write_summary(
     reports: Sequence[ReportInfo],
     *,
     wall_seconds: float,
+    starts: int,
     restarts: Mapping[str, int],
     culprit: str,
 ) -> Summary:
@@ -55,6 +56,7 @@ def write_summary(
         ended=end.status,
         text=text,
         wall_seconds=wall_seconds,
+        starts=starts,
         restarts=restarts,
         corpus_sha256=corpus_sha256,
     )

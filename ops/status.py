@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.options import Patience
-from isles.ops.wording import amount, bytes_text, percent, rate, seconds_text
+from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text
 from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -128,11 +128,11 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
     head.append(f" at {address}\n")
     head.append(
         f"{percent(status.progress)} done: {amount(totals.tokens_merged)} of {amount(totals.tokens_produced)} tokens "
-        f"merged in {totals.rounds_committed} rounds\n"
-        f"{live} of {len(status.learners)} learners live, {amount(status.num_parameters)} parameters, broker up for "
-        f"{seconds_text(status.uptime_seconds)}\n"
+        f"merged in {counted(totals.rounds_committed, 'round')}\n"
+        f"{live} of {counted(len(status.learners), 'learner')} live, {amount(status.num_parameters)} parameters, "
+        f"broker up for {seconds_text(status.uptime_seconds)}\n"
         f"{_settings_line(status.settings_epoch)}"
-        f"{totals.merged} contributions merged, {sum(status.num_pending.values())} pending, "
+        f"{counted(totals.merged, 'contribution')} merged, {sum(status.num_pending.values())} pending, "
         f"{totals.rejected} rejected, {totals.expired} expired\n"
         f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )

@@ -48,6 +48,8 @@ class Summary(BaseModel):
     tokens_merged: int = 0
     rounds_committed: int = 0
     wall_seconds: float = 0.0
+    """Of all starts together."""
+    starts: int = 1
     val_loss_first: float | None = None
     """Of version 0."""
     val_loss_last: float | None = None
@@ -122,6 +124,7 @@ def summarise(
     ended: Literal["finished", "interrupted", "failed"],
     text: str,
     wall_seconds: float,
+    starts: int = 1,
     restarts: Mapping[str, int],
     corpus_sha256: str = "",
 ) -> Summary:
@@ -130,6 +133,7 @@ def summarise(
         "status": ended,
         "text": text,
         "wall_seconds": round(wall_seconds, 3),
+        "starts": starts,
         "restarts": sum(restarts.values()),
         "restarts_by_process": {name: count for name, count in sorted(restarts.items()) if count},
         "corpus_sha256": corpus_sha256,

@@ -290,6 +290,7 @@ def _run(
             seen.status,
             seen.reports,
             wall_seconds=state.wall_seconds,
+            starts=state.num_starts,
             restarts=state.restarts,
             culprit=culprit,
         )

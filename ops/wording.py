@@ -40,6 +40,11 @@ def amount(value: float) -> str:
     return f"{value / 1e3:.0f} k"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: `1 round`, `12,345 rounds`."""
+    return f"{amount(count)} {noun}" if count == 1 else f"{amount(count)} {noun}s"
+
+
 def rate(value: float) -> str:
     """A rate: three digits or whole numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

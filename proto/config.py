@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
 HUGE: Final = 2**53
 """A bound from here on says what a field of the wire holds, which is of no use to a person."""
+DEFAULT_RUN: Final = "main"
+"""Name of a run to which nobody gave one."""
 DEFAULT_TOKENS: Final = 1_600_000
 """Budget of a run to which nobody gave one."""
 
@@ -41,7 +44,7 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Name = Field(default="run", description="name of the run: a process of another run is refused")
+    id: Name = Field(default=DEFAULT_RUN, description="name of the run: a process of another run is refused")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         default=1, description="of the initial parameters and of the order of the data"
     )
@@ -313,7 +316,9 @@ def _sentence(
 ) -> str:
     text = text.removeprefix("Value error, ")
     if not location:
-        sources = list(dict.fromkeys(one.source for one in mine.values()))
+        # Of the whole section: blame what the text names, not whatever else was set in it.
+        named = [one for field, one in mine.items() if re.search(rf"\b{re.escape(field)}\b", text)]
+        sources = list(dict.fromkeys(one.source for one in named))
         return f"{text} (from {', '.join(sources)})" if sources else text
     field = str(location[0])
     one = mine.get(field)

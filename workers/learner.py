@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
 from isles.proto.clock import Clock, SystemClock
+from isles.proto.config import DEFAULT_RUN
 from isles.proto.connection import Connection
 from isles.proto.errors import ConfigError, UnreachableError, UsageError
 from isles.proto.ids import NAME_LENGTH_MAX, is_name
@@ -99,7 +100,7 @@ class Learner:
         With a `checkpoint_dir` of its own it can be restarted. `connect` makes another transport than ZeroMQ. Raises
         ConfigError for a name that is none.
         """
-        for what, name in {"learner": learner, "region": region, "run": run or "run"}.items():
+        for what, name in {"learner": learner, "region": region, "run": run or DEFAULT_RUN}.items():
             if not is_name(name):
                 raise ConfigError(f"{what} = {name!r} is no name: {NAME_RULE}")
         self._model = model
@@ -113,7 +114,7 @@ class Learner:
             None
             if budget is None
             else NewRun(
-                run or "run", sync or SyncSettings(), budget, seed, task, dict(task_settings or {}), corpus_sha256
+                run or DEFAULT_RUN, sync or SyncSettings(), budget, seed, task, dict(task_settings or {}), corpus_sha256
             )
         )
         self._hello = Hello(

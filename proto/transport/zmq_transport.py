@@ -173,8 +173,9 @@ class ZmqBroker(_Sockets):
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
+            reason = zmq.strerror(error.errno or 0)
             raise ConfigError(
-                f"this broker cannot listen on {endpoint} ({error.strerror}): is another process using the port, "
+                f"this broker cannot listen on {endpoint} ({reason}): is another process using the port, "
                 "and is the address one of this machine's?"
             ) from error
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])

@@ -30,7 +30,7 @@ def test_a_run_goes_on_under_other_settings_with_other_workers_and_rejects_nothi
 
     refused = small_run.isles("up", "--run-dir", small_run.run_dir, "--sync.num-fragments=3")
     assert refused.returncode == 2
-    assert "the run run has 2 fragments and cannot have 3" in refused.stderr
+    assert "the run main has 2 fragments and cannot have 3" in refused.stderr
 
     flags = [f"--sync.{name.replace('_', '-')}={value}" for name, value in CHANGES.items()]
     before = small_run.count("broker", "round.committed")
@@ -77,7 +77,7 @@ def test_a_run_whose_processes_are_started_by_hand_is_changed_by_a_command(small
 
     log = tmp_path / "change.jsonl"
     result = small_run.isles(*change, "--log-file", log)
-    assert result.stdout == "run run, settings epoch 1: sync.interval_steps 6 -> 24\n"
+    assert result.stdout == "run main, settings epoch 1: sync.interval_steps 6 -> 24\n"
     assert json.loads(log.read_text())["event"] == "run.changed"
     assert "nothing to change" in small_run.isles(*change).stdout
     process = small_run.start("--rounds=1000")

@@ -18,10 +18,10 @@ from isles.ops.display import (
     make_display,
     progress_line,
     render,
-    render_summary,
 )
 from isles.ops.log_watch import Warned
 from isles.ops.summary import summarise
+from isles.ops.summary_view import render_summary
 from isles.ops.supervision import Child
 from isles.proto.agreement import Budget
 from isles.proto.messages import LearnerInfo, ReportInfo, Status, Totals, VersionInfo
@@ -148,7 +148,7 @@ def test_the_state_of_a_worker_is_told(changes: dict[str, float], state: str) ->
 def test_a_line_tells_the_state_of_the_run(view: View) -> None:
     line = progress_line(view)
     assert line.startswith("25.0 %, 250 k tokens, 3 rounds of 2.0, loss 5.500 -> 3.250, 4.00 bits up, 4.00 down")
-    assert line.endswith("2 restarts")
+    assert line.endswith("1 learner live, 2 restarts")
     view.phase = "draining"
     assert progress_line(view).startswith("draining, 25.0 %")
 
@@ -218,10 +218,15 @@ def test_the_summary_tells_what_came_of_the_run(view: View) -> None:
         "250 k merged of 260 k produced",
         "6 merged, 0 rejected, 0 expired",
         "4.00 bits per parameter up",
-        "1,000 parameters in 1 fragments",
+        "1,000 parameters in 1 fragment",
         "2 (us-0 2)",
     ):
         assert part in text, part
+
+
+def test_the_time_of_earlier_starts_is_told_as_such() -> None:
+    summary = summarise(None, [], ended="failed", text="no broker", wall_seconds=46.0, starts=2, restarts={})
+    assert "Failed after 46 s in 2 starts: no broker." in text_of(render_summary(summary))
 
 
 def test_a_run_that_never_began_has_a_headline_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.ops.wording import BARS, amount, bytes_text, percent, rate, seconds_text, sparkline
+from isles.ops.wording import BARS, amount, bytes_text, counted, percent, rate, seconds_text, sparkline
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,11 @@ def test_only_all_is_a_hundred_percent(value: float, text: str) -> None:
 )
 def test_a_duration_has_two_units_at_most(value: float, text: str) -> None:
     assert seconds_text(value) == text
+
+
+def test_one_thing_is_not_many() -> None:
+    texts = [counted(number, "round") for number in (0, 1, 2, 12_345)]
+    assert texts == ["0 rounds", "1 round", "2 rounds", "12,345 rounds"]
 
 
 def test_a_rate_has_three_digits_or_is_whole() -> None:

@@ -195,7 +195,7 @@ def test_other_variables_than_ours_are_nobodys_business() -> None:
         ([("sync.quorum", "0")], "the flag --sync.quorum: sync.quorum = '0' must be a whole number from 1 to 100000"),
         (
             [("kiln.is_gas", "true"), ("kiln.degrees", "1400")],
-            "kiln.degrees is above 1300, which gas cannot reach: lower it (from the flag --is-gas, the flag --degrees)",
+            "kiln.degrees is above 1300, which gas cannot reach: lower it (from the flag --degrees)",
         ),
         (
             [("kiln.shelvs", "1")],
