@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -18,6 +20,7 @@ import click
 
 from isles.ops.options import load_config, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
+from isles.outer.settings import OuterSettings
 from isles.proto.config import Config, RunSettings, Stated
 from isles.proto.errors import IslesError
 from isles.proto.logs import Logger, make_logger
@@ -25,6 +28,8 @@ from isles.workers.finding import check_task
 
 PARENT_GRACE_SECONDS: Final = 5.0
 """A process whose supervisor died gets this long to stop: nobody would kill it later."""
+NAME_TOKEN_BYTES: Final = 8
+"""Random bytes for the name of a process that was given none."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ def build(name: str) -> click.Command:
 
 def _run(process: _Process, config: Config) -> int:
     """One process from its first log line to its last. Raises what `serve` raises, after logging it."""
+    config = _named(config)
     settings = config.sections[process.section]
     log = config.section("log", LogSettings)
     name = str(getattr(settings, "id", "") or process.role)
@@ -152,6 +158,15 @@ def _run(process: _Process, config: Config) -> int:
         raise
     logger.info("process.stopped", reason="stopped by a signal" if should_stop.is_set() else "done", code=code)
     return code
+
+
+def _named(config: Config) -> Config:
+    """The same with a name for an outer that was given none, so that every line of its log tells it from another."""
+    settings = config.sections.get("outer")
+    if not isinstance(settings, OuterSettings):
+        return config
+    settings = settings.named(socket.gethostname(), secrets.token_hex(NAME_TOKEN_BYTES))
+    return replace(config, sections={**config.sections, "outer": settings})
 
 
 def _stop_on_signals() -> threading.Event:

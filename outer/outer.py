@@ -23,7 +23,6 @@ from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection, News, raise_if_refused
 from isles.proto.errors import RefusedError, UnreachableError
-from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Error, Hello, Lease, Leased, Leave, Message, Welcome
@@ -347,13 +346,5 @@ def serve(settings: OuterSettings, *, logger: Logger, should_stop: threading.Eve
 def make_hello(settings: OuterSettings) -> Hello:
     """Who this outer is; without a name in the settings, a new one that tells the machine."""
     incarnation = secrets.token_hex(TOKEN_BYTES)
-    name = settings.id or default_name(socket.gethostname(), incarnation)
+    name = settings.named(socket.gethostname(), incarnation).id
     return Hello(role="outer", id=name, incarnation=incarnation, region=settings.region, run=settings.run)
-
-
-def default_name(host: str, incarnation: str) -> str:
-    """`outer-HOST-abcdef`, whatever marks the host's name has."""
-    ending = incarnation[:6]
-    short = host.split(".", maxsplit=1)[0].lower()[: NAME_LENGTH_MAX - len("outer--") - len(ending)]
-    name = f"outer-{short}-{ending}"
-    return name if is_name(name) else f"outer-{ending}"

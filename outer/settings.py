@@ -94,3 +94,15 @@ class OuterSettings(BaseModel):
                 "so a broker that answers every question could count as lost: raise the first or lower the second"
             )
         return self
+
+    def named(self, host: str, token: str) -> Self:
+        """These settings with a name: without one, a new one that tells the machine and ends with a random token."""
+        return self if self.id else self.model_copy(update={"id": default_name(host, token)})
+
+
+def default_name(host: str, incarnation: str) -> str:
+    """`outer-HOST-abcdef`, whatever marks the host's name has."""
+    ending = incarnation[:6]
+    short = host.split(".", maxsplit=1)[0].lower()[: NAME_LENGTH_MAX - len("outer--") - len(ending)]
+    name = f"outer-{short}-{ending}"
+    return name if is_name(name) else f"outer-{ending}"

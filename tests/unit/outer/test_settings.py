@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from isles.outer.outer import default_name, make_hello
-from isles.outer.settings import OuterSettings
+from isles.outer.outer import make_hello
+from isles.outer.settings import OuterSettings, default_name
 from isles.proto.ids import is_name
 
 
