@@ -42,6 +42,8 @@ from isles.proto.messages import Channel, Chunk, Hint, Limits, Message
 
 RULES: Final[tuple[ApplyRule, ...]] = ("rebase", "overwrite", "blend", "hybrid")
 """Each seed has one, in turn."""
+QUORUMS: Final = (1, 1, 1, 1, 1, 1, 2, 2, 3, LEARNERS_MAX + 2)
+"""Large ones are seldom: every version takes as many messages as there are contributions in it, ten times over."""
 VERSIONS_MIN: Final = 100
 DELIVERIES_MIN: Final = 5_000
 
@@ -149,17 +151,17 @@ class FaultWorld:
 
     def _draw_settings(self) -> None:
         chance = self.chance
-        quorum = chance.choice((1, 1, 2, 4, LEARNERS_MAX + 2))
+        quorum = chance.choice(QUORUMS)
         # Rounds of everybody take long, so there have to be more at a time.
-        num_fragments = chance.choice((1, 2, 3)) if quorum < 4 else 3
+        num_fragments = chance.choice((1, 2, 3)) if quorum < 3 else 3
         self.sync = SyncSettings(
-            interval_steps=chance.choice((2, 3, 4)) if quorum < 4 else 1,
+            interval_steps=chance.choice((2, 3, 4)) if quorum < 3 else 1,
             num_fragments=num_fragments,
             apply_rule=RULES[self.seed % len(RULES)],
             quorum=quorum,
-            horizon_versions=chance.choice((2, 6, 64)),
-            has_cues=chance.random() < 0.7,
-            grace_max_seconds=chance.choice((0.0, 0.5, 1.5)),
+            horizon_versions=chance.choice((5, 10, 64)),
+            has_cues=chance.random() < 0.5,
+            grace_max_seconds=chance.choice((0.0, 0.0, 0.3, 1.0)),
             has_fractional_steps=False,
         )
         usual = _Settings(
@@ -249,7 +251,7 @@ class FaultWorld:
             self.say(f"LAW BROKEN: {fault}")
         return Report(
             self.seed,
-            self._digest.hexdigest(),
+            self.digest,
             fault,
             self.laws.num_versions_all,
             self.num_faults,
@@ -261,10 +263,19 @@ class FaultWorld:
     def _run_until(self, is_done: Callable[[], bool], seconds_max: float, complaint: str) -> None:
         ends_at = self.time + seconds_max
         while not is_done():
-            self.time, _, call, arguments = heappop(self._heap)
+            self.advance()
             assert self.time <= ends_at, f"after {seconds_max:g} s {complaint}"
-            self.num_events += 1
-            call(*arguments)
+
+    def advance(self) -> None:
+        """The next event happens. Raises AssertionError if a law is broken by it."""
+        self.time, _, call, arguments = heappop(self._heap)
+        self.num_events += 1
+        call(*arguments)
+
+    @property
+    def digest(self) -> str:
+        """Of the history up to now."""
+        return self._digest.hexdigest()
 
     def _push(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
         self._num_pushed += 1
