@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import signal
@@ -63,6 +64,8 @@ def _serve_worker(config: Config, logger: Logger, should_stop: threading.Event) 
     check_task(config.section("run", RunSettings).task)
     from isles.workers.trainer import serve
 
+    # Every optimizer of torch imports it when it is made, which takes as long as torch itself: it belongs to loading.
+    importlib.import_module("torch._dynamo")
     _say_loaded(logger)
     return serve(config, logger=logger, should_stop=should_stop)
 

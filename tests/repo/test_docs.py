@@ -18,6 +18,7 @@ import click
 import pytest
 
 from isles.ops import up
+from isles.ops.chaos.options import read_file
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
 from isles.ops.run_folder import RunFolder
@@ -212,9 +213,12 @@ def test_every_python_snippet_is_python(snippet: Snippet) -> None:
 
 
 @pytest.mark.parametrize("snippet", named("toml"), ids=lambda snippet: snippet.place)
-def test_every_settings_file_in_the_docs_is_accepted(snippet: Snippet, tmp_path: Path) -> None:
+def test_every_settings_file_and_every_plan_in_the_docs_is_accepted(snippet: Snippet, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(snippet.text, encoding="utf-8")
+    if "[[fault]]" in snippet.text:
+        assert read_file(file).fault
+        return
     has_own_task = ":" in str(tomllib.loads(snippet.text).get("run", {}).get("task", ""))
     resolve(section_models(has_own_task=has_own_task), file=file)
 
