@@ -33,14 +33,14 @@ def read_facts(
     Raises UsageError if there is no such run, UnreachableError if its broker does not answer.
     """
     folder = RunFolder(run) if run is not None and (run / "logs").is_dir() else None
-    logged = _logged(folder) if folder is not None else {"missing": _missing_logs()}
+    said = logged(folder) if folder is not None else {"missing": _missing_logs()}
     with open_tape(folder.store if folder is not None and is_ended else run, broker, timeout_seconds) as tape:
         versions = {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
         rows = tape.rows()
         num_averaged = sum(not fragment.is_buffers for fragment in _manifest(tape).fragments)
         replayed, why = _replay(tape) if has_replay else (None, "it was not asked for")
-    rejected = [*logged.pop("rejected", ()), *(row.id for row in rows or () if row.state == "rejected")]
-    missing = {**logged.pop("missing"), "the tape": why}
+    rejected = [*said.pop("rejected", ()), *(row.id for row in rows or () if row.state == "rejected")]
+    missing = {**said.pop("missing"), "the tape": why}
     if rows is None:
         missing["rows"] = "a running broker does not show them: stop the run first"
     return Facts(
@@ -51,7 +51,7 @@ def read_facts(
         replayed=replayed,
         damaged_on_purpose=damaged_on_purpose,
         missing=missing,
-        **logged,
+        **said,
     )
 
 
@@ -93,8 +93,8 @@ def _missing_logs() -> dict[str, str]:
     return dict.fromkeys(("the broker's log", "applied versions", "the log of `isles up`"), NO_LOGS)
 
 
-def _logged(folder: RunFolder) -> dict[str, Any]:
-    """Those fields of Facts that come from the logs."""
+def logged(folder: RunFolder) -> dict[str, Any]:
+    """Those fields of Facts that come from logs, by their names."""
     missing = {}
     broker = LogReader(folder.log("broker")).read()
     up = LogReader(folder.log("up")).read()

@@ -1,0 +1,92 @@
+"""Facts are what logs and store say, and what they do not say is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isles.ops.chaos.checker import AppliedFact
+from isles.ops.chaos.conclusion import damaged_before, read_logs
+from isles.ops.chaos.facts import logged
+from isles.ops.chaos.logbook import LogReader, parse, unix_of
+from isles.ops.run_folder import RunFolder
+from isles.proto.ids import ContributionId
+
+ACCEPTED = {
+    "event": "contribution.accepted", "learner": "us-0", "fragment": 1, "number": 7, "incarnation": "ab" * 8,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "logs").mkdir()
+    return RunFolder(tmp_path)
+
+
+def say(folder: RunFolder, process: str, *lines: Mapping[str, Any]) -> None:
+    with folder.log(process).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_log_is_read_as_it_grows_and_only_in_whole_lines(folder: RunFolder) -> None:
+    reader = LogReader(folder.log("broker"))
+    assert reader.read() == []
+    say(folder, "broker", {"event": "a"})
+    with folder.log("broker").open("a", encoding="utf-8") as file:
+        file.write('{"event": "b"')
+        file.flush()
+        assert [line["event"] for line in reader.read()] == ["a"]
+        file.write("}\n")
+    assert [line["event"] for line in reader.read()] == ["b"]
+    assert reader.read() == []
+
+
+def test_last_words_that_were_cut_short_are_left_out() -> None:
+    assert parse(b'{"event": "round.comm') is None
+    assert parse(b"Killed") is None
+    assert parse(b"[1]") is None
+    assert parse(b'{"event": "a"}') == {"event": "a"}
+
+
+def test_the_time_of_a_line_is_read_or_zero() -> None:
+    assert unix_of({"timestamp": "2026-12-01T04:00:00.500000Z"}) == 1796097600.5
+    assert unix_of({"timestamp": "noon"}) == unix_of({}) == 0.0
+
+
+def test_logs_give_contributions_commits_starts_and_applied_versions(folder: RunFolder) -> None:
+    say(folder, "broker", ACCEPTED, {"event": "round.committed", "fragment": 1, "version": 3, "epoch": 2})
+    child = {"event": "child.started", "child": "us-0", "pid": 1}
+    say(folder, "up", {"event": "process.started"}, child, child, {"event": "run.finished"})
+    applied = {"event": "version.applied", "learner": "us-0", "fragment": 1, "version": 3}
+    say(folder, "us-0", {"event": "process.started"}, applied, {"event": "process.started"}, applied)
+    found = logged(folder)
+    assert found["accepted"] == [ContributionId("us-0", 1, "ab" * 8, 7)]
+    assert found["commits"] == [(1, 3, 2)]
+    assert (found["starts"], found["num_up_starts"], found["has_ended_in_order"]) == ({"us-0": 2}, 1, True)
+    assert found["applied"] == [AppliedFact("us-0", 1, 1, 3), AppliedFact("us-0", 2, 1, 3)]
+    assert found["missing"] == {}
+
+
+def test_what_logs_do_not_say_is_named(folder: RunFolder) -> None:
+    say(folder, "us-0", {"event": "process.started"})
+    found = logged(folder)
+    assert found["accepted"] is found["commits"] is found["applied"] is found["starts"] is None
+    assert "--log-level debug" in found["missing"]["applied versions"]
+    assert "broker.jsonl is missing" in found["missing"]["the broker's log"]
+
+
+def test_lines_of_all_processes_get_their_times(folder: RunFolder) -> None:
+    say(folder, "us-0", {"event": "a", "timestamp": "1970-01-01T00:00:05Z"})
+    assert read_logs(folder) == {"us-0": [{"event": "a", "timestamp": "1970-01-01T00:00:05Z", "unix": 5.0}]}
+
+
+def test_damage_that_an_earlier_report_tells_of_is_remembered(folder: RunFolder) -> None:
+    assert damaged_before(folder) == []
+    (folder.path / "chaos.json").write_text('{"damaged_on_purpose": ["' + "a" * 64 + '"]}', encoding="utf-8")
+    assert damaged_before(folder) == ["a" * 64]
+    (folder.path / "chaos.json").write_text("[]", encoding="utf-8")
+    assert damaged_before(folder) == []
