@@ -149,7 +149,7 @@ def _trace(options: Options) -> int:
     assert options.seed is not None
     with without(options.without) if options.without else nullcontext():
         world = FaultWorld(options.seed, note=click.echo)
-        click.echo(world.describe())
+        click.echo(str(world.drawn))
         report = world.run()
     _print_report(report, options)
     return int(bool(report.fault))

@@ -34,9 +34,9 @@ def worsen(world: FaultWorld, kind: Weather) -> None:
     place = chance.choice(REGIONS) if chance.random() < REGION_CHANCE else chance.choice(names)
     ways: tuple[Direction, ...] = ("up", "down")
     direction = chance.choice(ways) if kind == "one-way partition" else None
-    episode = Episode(kind, place, world.time + chance.uniform(*EPISODE_SECONDS), direction)
+    episode = Episode(kind, place, world.timeline.now + chance.uniform(*EPISODE_SECONDS), direction)
     world.network.episodes.append(episode)
-    world.say(f"FAULT {episode}")
+    world.timeline.say(f"FAULT {episode}")
 
 
 def kill_learner(world: FaultWorld) -> None:
@@ -44,8 +44,8 @@ def kill_learner(world: FaultWorld) -> None:
     learners = world.learners()
     if learners:
         process = world.chance.choice(learners)
-        world.say(f"FAULT kill {process.name}")
-        world.kill(process, world.time + world.chance.uniform(*DEATH_SECONDS))
+        world.timeline.say(f"FAULT kill {process.name}")
+        world.kill(process, world.timeline.now + world.chance.uniform(*DEATH_SECONDS))
 
 
 def kill_outer(world: FaultWorld) -> None:
@@ -53,45 +53,45 @@ def kill_outer(world: FaultWorld) -> None:
     outers = world.outers()
     if outers:
         process = world.chance.choice(outers)
-        world.say(f"FAULT kill {process.name}")
-        world.kill(process, world.time + world.chance.uniform(*DEATH_SECONDS))
+        world.timeline.say(f"FAULT kill {process.name}")
+        world.kill(process, world.timeline.now + world.chance.uniform(*DEATH_SECONDS))
 
 
 def kill_broker(world: FaultWorld) -> None:
     """The broker dies between two events, within a transaction, or with its answers on its lips."""
-    if world.broker.is_up:
+    if world.machine.broker.is_up:
         crash = world.chance.choice(CRASHES)
-        world.say(f"FAULT kill broker {crash or ''}")
-        world.kill_broker(crash)
+        world.timeline.say(f"FAULT kill broker {crash or ''}")
+        world.machine.kill(crash)
 
 
 def fail_power(world: FaultWorld) -> None:
     """The broker's machine stops, often in the middle of what its disk does."""
     after = None
-    if world.broker.is_up and world.chance.random() < TORN_CHANCE:
+    if world.machine.broker.is_up and world.chance.random() < TORN_CHANCE:
         after = world.chance.randint(0, 6)
-    world.say("FAULT power failure" + ("" if after is None else f" after {after} operations of the disk"))
-    world.fail_power(after)
+    world.timeline.say("FAULT power failure" + ("" if after is None else f" after {after} operations of the disk"))
+    world.machine.fail_power(after)
 
 
 def black_out(world: FaultWorld) -> None:
     """Everything stops at once."""
-    world.say("FAULT blackout")
+    world.timeline.say("FAULT blackout")
     everybody: list[Process[Any]] = [*world.learners(), *world.outers()]
     for process in everybody:
-        world.kill(process, world.time + world.chance.uniform(*DEATH_SECONDS))
-    world.fail_power(None)
+        world.kill(process, world.timeline.now + world.chance.uniform(*DEATH_SECONDS))
+    world.machine.fail_power(None)
 
 
 def freeze(world: FaultWorld) -> None:
     """A process stands still and goes on later as if nothing had been, perhaps long after its lease."""
     chance = world.chance
-    until = world.time + chance.uniform(*FREEZE_SECONDS)
+    until = world.timeline.now + chance.uniform(*FREEZE_SECONDS)
     candidates: list[Process[Any] | None] = [*world.learners(), *world.outers(), None]
     process = chance.choice(candidates)
-    world.say(f"FAULT freeze {process.name if process else 'broker'} until {until:.1f}")
+    world.timeline.say(f"FAULT freeze {process.name if process else 'broker'} until {until:.1f}")
     if process is None:
-        world.freeze_broker(until)
+        world.machine.freeze(until)
     else:
         world.freeze(process, until)
 
@@ -102,25 +102,25 @@ def leave_zombie(world: FaultWorld) -> None:
     candidates: list[Process[Any]] = [*world.learners(), *world.outers()]
     if candidates:
         process = chance.choice(candidates)
-        until = world.time + chance.uniform(*FREEZE_SECONDS)
-        world.say(f"FAULT {process.name} becomes a zombie that wakes at {until:.1f}")
+        until = world.timeline.now + chance.uniform(*FREEZE_SECONDS)
+        world.timeline.say(f"FAULT {process.name} becomes a zombie that wakes at {until:.1f}")
         world.freeze(process, until)
         process.is_zombie = True
-        world.replace(process, world.time + chance.uniform(0.0, 3.0))
+        world.replace(process, world.timeline.now + chance.uniform(0.0, 3.0))
 
 
 def slow_disk(world: FaultWorld) -> None:
     """The broker's disk takes its time."""
-    until = world.time + world.chance.uniform(*EPISODE_SECONDS)
-    world.say(f"FAULT slow disk until {until:.1f}")
-    world.slow_disk(SLOW_DISK_SECONDS * world.chance.random(), until)
+    until = world.timeline.now + world.chance.uniform(*EPISODE_SECONDS)
+    world.timeline.say(f"FAULT slow disk until {until:.1f}")
+    world.machine.slow_disk(SLOW_DISK_SECONDS * world.chance.random(), until)
 
 
 def fill_disk(world: FaultWorld) -> None:
     """The broker's disk has no room."""
-    until = world.time + world.chance.uniform(*EPISODE_SECONDS)
-    world.say(f"FAULT full disk until {until:.1f}")
-    world.fill_disk(until)
+    until = world.timeline.now + world.chance.uniform(*EPISODE_SECONDS)
+    world.timeline.say(f"FAULT full disk until {until:.1f}")
+    world.machine.fill_disk(until)
 
 
 BLOWS: Final[dict[Blow, Callable[[FaultWorld], None]]] = {

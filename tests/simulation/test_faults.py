@@ -67,7 +67,7 @@ def test_two_seeds_make_two_histories() -> None:
     for world in worlds:
         for _ in range(200):
             world.advance()
-    assert len({world.digest for world in worlds}) == 2
+    assert len({world.timeline.digest for world in worlds}) == 2
 
 
 def test_each_seed_leaves_some_kinds_of_faults_out_and_each_kind_is_left_out_by_some_seed() -> None:
