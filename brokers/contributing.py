@@ -63,6 +63,7 @@ def take_upload(state: State, session: Session, arrival: MessageArrived, message
     blob = message.blob
     if state.index.blob(blob.digest) == blob and blob.digest not in state.damaged:
         state.index.put_blob(blob, state.unix)
+        state.unused_since[blob.digest] = state.now
         return reply(arrival, Stored(digest=blob.digest))
     upload = state.uploads.find(session.owner, blob, is_contribution=False)
     if upload is not None:
@@ -105,6 +106,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
     state.damaged.discard(blob.digest)
     if contribution is None:
         state.index.put_blob(blob, state.unix)
+        state.unused_since[blob.digest] = state.now
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))
     name = contribution.id
     answer = retained.accept(state.index, contribution, unix=state.unix)

@@ -217,8 +217,15 @@ class Router:
     def _sweep(self) -> list[Instruction]:
         """Gives up blobs that nothing refers to, but for those that are just being sent again."""
         state = self.state
-        unused = state.index.unused_blobs(state.unix - state.settings.unused_blob_seconds)
-        doomed = [blob for blob in unused if not state.uploads.is_open(blob.digest)]
+        unused = state.index.unused_blobs()
+        since = {blob.digest: state.unused_since.get(blob.digest, state.started_at) for blob, _ in unused}
+        state.unused_since = since
+        overdue = state.now - state.settings.unused_blob_seconds
+        doomed = [
+            blob
+            for blob, was_used in unused
+            if (was_used or since[blob.digest] <= overdue) and not state.uploads.is_open(blob.digest)
+        ]
         for blob in doomed:
             state.index.delete_blob(blob.digest)
         return [DeleteBlob(blob) for blob in doomed]

@@ -42,6 +42,9 @@ class State:
     """Payload bytes sent to workers and evaluators, not yet in the index."""
     damaged: set[str] = field(default_factory=set)
     """Digests of blobs that could not be read; sending one again mends it."""
+    unused_since: dict[str, float] = field(default_factory=dict)
+    """Digests of blobs to which nothing refers yet, and since when: by a clock that nobody sets. What an earlier
+    process stored counts from the start of this one."""
     hinted_at: float = field(init=False)
     started_at: float = field(init=False)
     sessions: Sessions = field(init=False)

@@ -308,12 +308,12 @@ class SqliteIndex:
         self._do("UPDATE blobs SET stored_unix = 0 WHERE digest IN (SELECT digest FROM refs WHERE owner = ?)", owner)
         self._do("DELETE FROM refs WHERE owner = ?", owner)
 
-    def unused_blobs(self, stored_before_unix: float) -> list[BlobRef]:
+    def unused_blobs(self) -> list[tuple[BlobRef, bool]]:
         sql = (
-            "SELECT digest, size_bytes FROM blobs WHERE stored_unix < ? "
-            "AND NOT EXISTS (SELECT 1 FROM refs WHERE refs.digest = blobs.digest) ORDER BY digest"
+            "SELECT digest, size_bytes, stored_unix = 0 FROM blobs "
+            "WHERE NOT EXISTS (SELECT 1 FROM refs WHERE refs.digest = blobs.digest) ORDER BY digest"
         )
-        return [BlobRef(digest=digest, size_bytes=size) for digest, size in self._all(sql, stored_before_unix)]
+        return [(BlobRef(digest=found[0], size_bytes=found[1]), bool(found[2])) for found in self._all(sql)]
 
     def delete_blob(self, digest: str) -> None:
         self._do("DELETE FROM blobs WHERE digest = ?", digest)

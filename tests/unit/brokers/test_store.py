@@ -361,15 +361,14 @@ def test_one_version_of_a_fragment_cannot_be_written_twice(index: SqliteIndex) -
 def test_a_blob_is_unused_when_its_last_reference_is_dropped(index: SqliteIndex) -> None:
     blob = blob_of(DATA)
     index.put_blob(blob, 1000.0)
-    assert index.unused_blobs(500.0) == [], "a message may still refer to it"
-    assert index.unused_blobs(1001.0) == [blob]
+    assert index.unused_blobs() == [(blob, False)], "a message may still refer to it"
     index.add_reference(blob.digest, "row/a/0")
     index.add_reference(blob.digest, "version/0/1")
     index.move_references("row/a/0", "version/0/2")
     index.drop_references("version/0/1")
-    assert index.unused_blobs(1001.0) == []
+    assert index.unused_blobs() == []
     index.drop_references("version/0/2")
-    assert index.unused_blobs(500.0) == [blob], "it was used, so nothing new will refer to it"
+    assert index.unused_blobs() == [(blob, True)], "it was used, so nothing new will refer to it"
 
 
 # --------------------------------------------------------------------------------------------------------------- disk

@@ -257,6 +257,23 @@ def test_blobs_are_given_up_only_by_an_instruction_after_their_last_reference(
     assert blob_of(update(1)).digest in stage.blobs.blobs
 
 
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_clock_that_somebody_sets_gives_up_no_blob_that_a_commit_is_about_to_name(
+    stage: Stage, outer: Member, jump: float
+) -> None:
+    outer.send(Upload(blob=blob_of(b"spare")), b"spare")
+    stage.unix_at_zero += jump
+    stage.advance(stage.settings.flush_seconds)
+    stage.advance(stage.settings.unused_blob_seconds - 1 - stage.settings.flush_seconds)
+    assert blob_of(b"spare").digest in stage.blobs.blobs
+    outer.join()
+    assert isinstance(outer.ask(Upload(blob=blob_of(b"spare"))), Stored)
+    stage.advance(stage.settings.unused_blob_seconds - 1)
+    assert blob_of(b"spare").digest in stage.blobs.blobs, "whoever asked again is about to name it"
+    stage.advance(stage.settings.unused_blob_seconds)
+    assert blob_of(b"spare").digest not in stage.blobs.blobs
+
+
 def test_a_blob_that_is_here_is_not_sent_twice(outer: Member) -> None:
     assert isinstance(outer.send(Upload(blob=blob_of(b"once")), b"once"), Stored)
     assert isinstance(outer.ask(Upload(blob=blob_of(b"once"))), Stored)
