@@ -33,7 +33,7 @@ def main(name: str, broker: str, tokens: int) -> float:
     learner = Learner(model, optimizer, broker=broker, learner=name, sync=sync, budget=budget,
                       checkpoint_dir=Path("checkpoints", name))  # fmt: skip
     with learner:
-        while not learner.is_finished:
+        while not learner.has_enough:
             x = 2 * math.pi * torch.rand(BATCH_SIZE, 1, generator=own_data)
             error = functional.mse_loss(model(x), x.sin())
             error.backward()

@@ -268,6 +268,16 @@ class Learner:
         return self.progress >= 1.0
 
     @property
+    def has_enough(self) -> bool:
+        """Whether a budget of tokens is spent once all work of this learner is merged: more steps only overshoot it.
+
+        True before `is_finished`, and for good only then: work that is rejected has to be made up for.
+        """
+        session = self._running.session
+        tokens = session.tokens_merged + session.tokens_unmerged
+        return self.record.budget.progress(tokens_merged=tokens, rounds_committed=session.rounds_committed) >= 1.0
+
+    @property
     def versions(self) -> dict[int, int]:
         """Fragment -> version held."""
         return self._running.session.versions

@@ -129,6 +129,11 @@ class Session:
         return sum(books.tokens_total for books in self._trained) / len(self._trained)
 
     @property
+    def tokens_unmerged(self) -> float:
+        """Tokens of this learner that are in no version held, its open contributions included: mean over fragments."""
+        return sum(books.tokens for books in self._trained) / len(self._trained)
+
+    @property
     def rounds_committed(self) -> int:
         """Outer steps in the versions held."""
         return sum(books.base or 0 for books in self._trained)

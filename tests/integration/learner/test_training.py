@@ -131,6 +131,20 @@ def test_progress_is_a_function_of_the_versions_held(world: Any) -> None:
         assert toy.learner.progress == 1.0
 
 
+def test_a_learner_has_enough_once_its_own_work_fills_the_budget_and_overshoots_it_by_less_than_a_step(
+    world: Any,
+) -> None:
+    with world.make(budget=Budget(tokens=195)) as toy:
+        toy.train(19)
+        assert not toy.learner.has_enough
+        toy.train(1)
+        assert toy.learner.has_enough
+        assert not toy.learner.is_finished, "nothing of it is merged"
+        world.start_outer()
+    assert toy.learner.is_finished
+    assert world.status().totals.tokens_merged == 200
+
+
 def test_a_deterministic_run_gives_equal_bits_twice(make_world: Callable[..., Any]) -> None:
     results = []
     for _ in range(2):
