@@ -52,6 +52,8 @@ STEP_SECONDS: Final = (0.5, 1.0)
 """Of a learner, at least and at most."""
 STRIKE_TICK_SECONDS: Final = 0.4
 """Between two looks whether it is time for a fault."""
+RESTART_SECONDS: Final = 1.0
+"""That a supervisor waits before it starts a process again which has ended of itself."""
 CHECKPOINTS_KEPT: Final = 5
 CHECKPOINT_CHANCE: Final = 0.1
 """That a learner writes a checkpoint after a step, and an outer one of a fragment each second."""
@@ -292,10 +294,18 @@ class FaultWorld:
             del place.checkpoints[:-CHECKPOINTS_KEPT]
         self._flush(process)
         if actor.is_stopped:
-            assert process.is_zombie, f"{process.name} ends, and nobody has taken its place"
-            self._end(process)
+            self._end_of_itself(process)
             return
         self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, refresh_at, beat_at)
+
+    def _end_of_itself(self, process: Process[Any]) -> None:
+        """A process was told that it is fenced. Its supervisor starts another one, unless there is one.
+
+        There is none if an older incarnation was heard for the first time only after this one had been.
+        """
+        if not process.is_zombie:
+            self.replace(process, self.timeline.now + RESTART_SECONDS)
+        self._end(process)
 
     def _end(self, process: Process[Any]) -> None:
         self.timeline.say(f"{process.name} ends")
@@ -337,8 +347,7 @@ class FaultWorld:
                     actor.checkpoint(fragment, now)
         self._flush(process)
         if actor.client.is_refused:
-            assert process.is_zombie, f"{process.name} ends, and nobody has taken its place"
-            self._end(process)
+            self._end_of_itself(process)
             return
         self.timeline.plan(self.timeline.now + OUTER_TICK_SECONDS, self._tick_outer, process, lease_at)
 
