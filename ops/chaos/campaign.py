@@ -28,6 +28,8 @@ class Process:
     pid: int
     birth: int = 0
     """Tells two processes apart that had the same pid one after the other."""
+    is_merging: bool = False
+    """Of an outer: it has the lease, and the others stand by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,8 @@ class Campaign:
         if fault.kind == "kill-all":
             return self._processes
         found = list(self._candidates(fault))
+        if fault.role == "outer":
+            found = [process for process in found if process.is_merging] or found
         if fault.region or not found:
             return tuple(found)
         return (self.chance.choice(found),)
@@ -309,10 +313,13 @@ class Campaign:
 
     def _is_frozen(self, process: Process) -> bool:
         """By a fault that still lasts."""
-        return any(
-            process in victims and self.injections[number].fault.kind == "freeze"
+        frozen = [
+            victim.pid
             for number, victims in self._active.items()
-        )
+            if self.injections[number].fault.kind == "freeze"
+            for victim in victims
+        ]
+        return process.pid in frozen
 
 
 def shape_of(fault: Fault) -> LinkShape:

@@ -75,7 +75,9 @@ class Fault(BaseModel):
     at: _Seconds = Field(description="seconds after the beginning at which it happens")
     kind: Kind = Field(description="what happens")
     process: _NAME = Field(default="", description="name of the process it happens to, such as us-0")
-    role: Role | None = Field(default=None, description="instead of a name: some process of this role")
+    role: Role | None = Field(
+        default=None, description="instead of a name: some process of this role; of the outers, the one that merges"
+    )
     region: _NAME = Field(default="", description="for cut, the region; for other network faults, all its workers")
     seconds: _Seconds = Field(default=RANDOM_SECONDS, description="how long it lasts, in seconds")
     delay_seconds: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = Field(

@@ -43,6 +43,8 @@ class FolderTargets:
     def __init__(self, folder: RunFolder, regions: dict[str, str]) -> None:
         """`regions` is worker -> region."""
         self._log = LogReader(folder.log("up"))
+        self._broker_log = LogReader(folder.log("broker"))
+        self._merging = ""
         self._regions = regions
         self._pids: dict[str, int] = {}
 
@@ -53,6 +55,9 @@ class FolderTargets:
                 self._pids.clear()  # another start of `isles up`: the processes of the one before are gone
             if line.get("event") == "child.started" and isinstance(child, str) and isinstance(pid, int):
                 self._pids[child] = pid
+        for line in self._broker_log.read():
+            if line.get("event") == "outer.leased":
+                self._merging = str(line.get("outer"))
         found = (self._process(name, pid) for name, pid in self._pids.items())
         return tuple(process for process in found if process is not None)
 
@@ -62,7 +67,7 @@ class FolderTargets:
         birth = birth_of(pid)
         if role is None or birth is None:
             return None
-        return Process(name, role, self._regions.get(name, ""), pid, birth)
+        return Process(name, role, self._regions.get(name, ""), pid, birth, is_merging=name == self._merging)
 
 
 class ComposeTargets:

@@ -124,6 +124,14 @@ def test_a_network_fault_without_a_name_hits_a_worker() -> None:
         assert orders[0].worker in ("us-0", "us-1", "eu-0")
 
 
+def test_of_the_outers_the_one_that_merges_is_meant() -> None:
+    merging = Process("outer-2", "outer", "", 6, is_merging=True)
+    for seed in range(9):
+        world = World({"at": 0.0, "kind": "kill", "role": "outer"}, seed=seed)
+        world.say(Seen((*EVERYBODY, merging)))
+        assert world.say(Begun()) == [Kill(1, (merging,)), Finish()]
+
+
 def test_a_fault_whose_process_is_not_there_is_skipped_and_recorded() -> None:
     world = World({"at": 0.0, "kind": "freeze", "process": "asia-7", "seconds": 5.0})
     assert world.say(Begun()) == [Finish()]
