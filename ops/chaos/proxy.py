@@ -217,7 +217,7 @@ class Network:
         """Ends all links; idempotent."""
         if self._loop is None or self._thread is None:
             return
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(UsageError):
             self._run(self._close_links())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ORDER_SECONDS)
@@ -227,7 +227,12 @@ class Network:
 
     def _run(self, doing: Any) -> Any:
         assert self._loop is not None, "the network was not started"
-        return asyncio.run_coroutine_threadsafe(doing, self._loop).result(ORDER_SECONDS)
+        try:
+            return asyncio.run_coroutine_threadsafe(doing, self._loop).result(ORDER_SECONDS)
+        except TimeoutError as error:
+            raise UsageError(
+                f"the links did not obey within {ORDER_SECONDS:g} s: this machine is too busy for faults of the network"
+            ) from error
 
     async def _listen(self) -> dict[str, Address]:
         self._links = {worker: Link(self._host, self._upstream) for worker in self._workers}

@@ -21,6 +21,7 @@ from isles.ops.chaos.plan import Role
 from isles.ops.run_folder import RunFolder
 from isles.proto.errors import UsageError
 
+PROCESSES: Final = Path("/proc/self")
 DOCKER_SECONDS: Final = 20.0
 """For Docker to say what runs; a busy one takes seconds."""
 ROLE_OF_COMMAND: Final[dict[str, Role]] = {
@@ -41,7 +42,8 @@ class FolderTargets:
     """The processes of a running `isles up`, from its log."""
 
     def __init__(self, folder: RunFolder, regions: dict[str, str]) -> None:
-        """`regions` is worker -> region."""
+        """`regions` is worker -> region. Raises UsageError where processes cannot be told apart."""
+        _check_machine()
         self._log = LogReader(folder.log("up"))
         self._broker_log = LogReader(folder.log("broker"))
         self._merging = ""
@@ -74,6 +76,8 @@ class ComposeTargets:
     """The processes of a compose project, from Docker: the first process of each container."""
 
     def __init__(self, project: str) -> None:
+        """Raises UsageError where processes cannot be told apart."""
+        _check_machine()
         self._project = project
 
     def find(self) -> tuple[Process, ...]:
@@ -134,6 +138,13 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
+
+
+def _check_machine() -> None:
+    if not PROCESSES.is_dir():
+        raise UsageError(
+            f"faults on purpose need Linux: without {PROCESSES} a signal could reach the wrong process; use a container"
+        )
 
 
 def _role(words: list[str]) -> Role | None:

@@ -96,6 +96,21 @@ def test_containers_that_are_not_ours_or_do_not_run_are_left_alone() -> None:
     assert container_process({}) is None
 
 
+def test_a_machine_that_cannot_tell_processes_apart_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("isles.ops.chaos.targets.PROCESSES", tmp_path / "nothing")
+    with pytest.raises(UsageError, match="need Linux"):
+        FolderTargets(RunFolder(tmp_path), {})
+
+
+def test_the_outer_that_has_the_lease_is_known(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    say(folder, {"event": "child.started", "child": "us-0", "pid": sleeper.pid})
+    targets = FolderTargets(folder, {})
+    assert [process.is_merging for process in targets.find()] == [False]
+    folder.log("broker").write_text('{"event": "outer.leased", "outer": "us-0"}\n', encoding="utf-8")
+    assert [process.is_merging for process in targets.find()] == [True]
+
+
 def test_a_machine_without_docker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UsageError, match="there is no `docker`"):
