@@ -141,27 +141,28 @@ def summarise(
     reports = list(reports)
     curve = [Loss(tokens=report.tokens, value=report.value) for report in losses(reports)]
     own["losses"] = tuple(chosen_evenly(curve, LOSSES_MAX))
-    if status is None:
-        return Summary(**own, val_loss_first=first_loss(reports), val_loss_last=last_loss(reports))
+    own |= {"val_loss_first": first_loss(reports), "val_loss_last": last_loss(reports)}
+    return Summary(**own, **({} if status is None else _figures(status)))
+
+
+def _figures(status: Status) -> dict[str, Any]:
+    """What the broker knows."""
     totals = status.totals
-    return Summary(
-        **own,
-        run=status.run,
-        progress=status.progress,
-        tokens_produced=totals.tokens_produced,
-        tokens_merged=round(totals.tokens_merged),
-        rounds_committed=totals.rounds_committed,
-        val_loss_first=first_loss(reports),
-        val_loss_last=last_loss(reports),
-        participation_mean=totals.participation_mean,
-        staleness_mean=totals.staleness_mean,
-        fraction_mean=totals.fraction_mean,
-        bytes_up=totals.bytes_up,
-        bytes_down=totals.bytes_down,
-        bits_per_parameter_up=bits_up(status),
-        bits_per_parameter_down=bits_down(status),
-        contributions=Contributions(merged=totals.merged, rejected=totals.rejected, expired=totals.expired),
-        num_parameters=status.num_parameters,
-        num_fragments=len(status.fragments),
-        num_learners=len(status.learners),
-    )
+    return {
+        "run": status.run,
+        "progress": status.progress,
+        "tokens_produced": totals.tokens_produced,
+        "tokens_merged": round(totals.tokens_merged),
+        "rounds_committed": totals.rounds_committed,
+        "participation_mean": totals.participation_mean,
+        "staleness_mean": totals.staleness_mean,
+        "fraction_mean": totals.fraction_mean,
+        "bytes_up": totals.bytes_up,
+        "bytes_down": totals.bytes_down,
+        "bits_per_parameter_up": bits_up(status),
+        "bits_per_parameter_down": bits_down(status),
+        "contributions": Contributions(merged=totals.merged, rejected=totals.rejected, expired=totals.expired),
+        "num_parameters": status.num_parameters,
+        "num_fragments": len(status.fragments),
+        "num_learners": len(status.learners),
+    }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,23 +14,18 @@ from isles.brokers.settings import BrokerSettings
 from isles.ops.changes import Changes, changed, check_budget, differences, read_record, stated_by, words, write_record
 from isles.ops.chaos.options import chaos_option, random_options, read_plan
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
-from isles.ops.run_folder import RunFolder, State, choose_address, write_whole
-from isles.ops.settings import LogSettings, UpSettings, section_models
+from isles.ops.run_folder import RunFolder, State, choose_address
+from isles.ops.settings import UpSettings, section_models
 from isles.outer.settings import OuterSettings
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
-from isles.proto.config import Config, RunSettings, Stated, flag_name, resolve
+from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import ConfigError
 from isles.proto.transport.address import Address
 from isles.workers.finding import check_task
 from isles.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from isles.ops.chaos.plan import Plan
-    from isles.ops.chaos.under_up import Disturbance
-    from isles.ops.supervision import End, Role, Supervision
-    from isles.ops.supervisor import Signals
-    from isles.ops.watch import StatusWatch
-    from isles.proto.logs import Logger
+    pass
 
 TEXT: Final = """Train on this machine: one broker, one outer, workers and an evaluator, supervised.
 
@@ -46,8 +39,6 @@ BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
 VERSIONS_KEPT_MAX: Final = 100_000
 """As many as `broker.versions_kept` may be: no run on one machine has more."""
-EXIT_BROKEN: Final = 1
-"""After a run with faults that did not keep its promises."""
 UP_FLAGS: Final = {"worker.device": "--device"}
 """Flags that this command alone has."""
 CHAOS_STATED: Final = (
@@ -124,7 +115,9 @@ def _up(
         config = settle(folder, state, config, has_port="broker.port" in asked.stated)
         if new is not None and changes:
             write_record(folder.store, new)
-        return _run(folder, state, config, new, changes, plan, is_json=is_json)
+        from isles.ops.start import Start
+
+        return Start(folder, state, config, new, changes, plan, is_json=is_json).run()
 
 
 def _tell_finished(
@@ -225,160 +218,3 @@ def settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -
         places["evaluator"]["device"] = config.section("worker", WorkerSettings).device
     sections = {name: section.model_copy(update=places.get(name, {})) for name, section in config.sections.items()}
     return replace(config, sections=sections)
-
-
-def _commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> dict[str, tuple[Role, list[str]]]:
-    """Child -> role and command line, in the order in which they start."""
-    settings = config.section("up", UpSettings)
-
-    def command(role: str, name: str, *own: str) -> list[str]:
-        return [role, *own, "--config", str(folder.config), "--log-file", str(folder.log(name)), "--exit-with-parent"]
-
-    children: dict[str, tuple[Role, list[str]]] = {
-        "broker": ("broker", command("broker", "broker")),
-        "outer": ("outer", command("outer", "outer")),
-    }
-    for number in range(2, settings.outers + 1):
-        children[f"outer-{number}"] = ("outer", command("outer", f"outer-{number}", "--id", f"outer-{number}"))
-    if settings.has_evaluator:
-        children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
-    for worker, region in settings.worker_ids.items():
-        own = ["--id", worker, "--region", region]
-        for key, value in single.items():
-            if key.rpartition(".")[0] == worker:
-                own += [flag_name(f"worker.{key.rpartition('.')[2]}", "worker"), value]
-        children[worker] = ("worker", command("worker", worker, *own))
-    return children
-
-
-# -------------------------------------------------------------------------------------------------------------- the run
-
-
-def _run(
-    folder: RunFolder,
-    state: State,
-    config: Config,
-    record: RunRecord | None,
-    changes: Changes,
-    plan: Plan | None,
-    *,
-    is_json: bool,
-) -> int:
-    from isles.ops.outcome import RunFailedError, tell, write_summary
-    from isles.ops.supervisor import Signals
-    from isles.ops.watch import watch
-    from isles.proto.logs import make_logger
-
-    folder.write_state(state)
-    write_whole(folder.config, config.to_toml())
-    folder.summary.unlink(missing_ok=True)
-    logger = make_logger("up", folder.path.name, file=folder.log("up"), level=config.section("log", LogSettings).level)
-    logger.info("process.started", version=version("isles"), settings=config.sections["up"].model_dump(mode="json"))
-    if record is not None and changes:
-        logger.info("run.changed", settings_epoch=len(record.past_sync), changes=changes)
-    seen = watch(state.address)
-    with Signals() as signals:
-        try:
-            end, culprit, disturbance = _supervise(
-                folder, state, config, seen, logger, signals, plan, news=words(changes), is_silent=is_json
-            )
-        finally:
-            seen.close()
-        summary = write_summary(
-            folder,
-            end,
-            seen.status,
-            seen.reports,
-            wall_seconds=state.wall_seconds,
-            starts=state.num_starts,
-            restarts=state.restarts,
-            culprit=culprit,
-        )
-        logger.info("run.finished", status=summary.status, summary=summary.model_dump(mode="json"))
-        folder.tidy()
-        if is_json:
-            click.echo(summary.model_dump_json(indent=2))
-        else:
-            tell(folder, summary, _budget(config))
-        is_kept = disturbance is None or disturbance.conclude(is_silent=is_json)
-    if end.status == "failed":
-        raise RunFailedError(summary.text)
-    return end.exit_code if is_kept else EXIT_BROKEN
-
-
-def _supervise(
-    folder: RunFolder,
-    state: State,
-    config: Config,
-    seen: StatusWatch,
-    logger: Logger,
-    signals: Signals,
-    plan: Plan | None,
-    *,
-    news: str,
-    is_silent: bool,
-) -> tuple[End, str, Disturbance | None]:
-    """Runs all processes to the end of the run: how it ended, the child to blame if it failed, what disturbed it."""
-    from isles.ops.children import child_environment
-    from isles.ops.display import View, make_display
-    from isles.ops.supervision import Supervision
-    from isles.ops.supervisor import Supervisor
-    from isles.ops.wording import make_console
-    from isles.proto.clock import SystemClock
-
-    settings, clock = config.section("up", UpSettings), SystemClock()
-    children = _commands(folder, config, state.worker_settings)
-    supervision = Supervision.of(
-        [(name, role) for name, (role, _) in children.items()],
-        drain_seconds=settings.drain_seconds,
-        stall_seconds=settings.stall_seconds,
-    )
-    view = View(
-        run_dir=folder.path,
-        budget=_budget(config),
-        children=supervision.children,
-        regions=settings.worker_ids,
-        started_at=clock.now(),
-        restarts_before=sum(state.restarts.values()),
-    )
-    if news:
-        view.note(clock.now(), f"changed: {news}")
-    commands = {name: command for name, (_, command) in children.items()}
-    disturbance = None if plan is None else _disturb(plan, folder, config, state, commands, supervision)
-    supervisor = Supervisor(
-        supervision,
-        commands,
-        child_environment(len(settings.worker_ids)),
-        folder=folder,
-        state=state,
-        watch=seen,
-        view=view,
-        display=make_display(make_console(), is_silent=is_silent),
-        logger=logger,
-        clock=clock,
-        signals=signals,
-    )
-    with disturbance or nullcontext():
-        end = supervisor.run()
-    return end, supervision.culprit, disturbance
-
-
-def _disturb(
-    plan: Plan,
-    folder: RunFolder,
-    config: Config,
-    state: State,
-    commands: dict[str, list[str]],
-    supervision: Supervision,
-) -> Disturbance:
-    """What carries out a plan of faults while the run is under way."""
-    from isles.ops.chaos.under_up import Disturbance
-
-    return Disturbance(
-        plan,
-        folder,
-        regions=config.section("up", UpSettings).worker_ids,
-        broker=Address.parse(state.address),
-        commands=commands,
-        is_ending=lambda: supervision.status is not None,
-    )

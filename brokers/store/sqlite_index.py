@@ -15,7 +15,7 @@ from isles.brokers.store.fullness import store_error
 from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, StoredRow, Sums
 from isles.brokers.store.sqlite_schema import BLOBS, FORMAT, SCHEMA, decode, encode, encode_version, unpack
 from isles.proto.errors import StoreError
-from isles.proto.messages import BlobRef, Contribution, ReportInfo, RowState, VersionInfo
+from isles.proto.messages import BlobRef, Contribution, ReportInfo, VersionInfo
 
 IN_MEMORY: Final = ":memory:"
 
@@ -164,9 +164,6 @@ class SqliteIndex:
 
     def num_pending(self) -> dict[int, int]:
         return dict(self._all("SELECT fragment, COUNT(*) FROM rows WHERE state = 'pending' GROUP BY fragment"))
-
-    def num_rows(self) -> dict[RowState, int]:
-        return dict(self._all("SELECT state, COUNT(*) FROM rows GROUP BY state"))
 
     def add_accepted(self, learner: str, fragment: int, tokens: int) -> None:
         self._do(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from isles.ops import up
+from isles.ops import start
 from isles.ops.chaos.options import read_file
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
@@ -251,7 +251,7 @@ def test_every_isles_command_in_the_docs_is_accepted() -> None:
 
 
 def test_every_kill_in_the_docs_hits_one_process_of_the_demo() -> None:
-    children = up._commands(RunFolder(Path("runs/demo")), resolve(section_models()), {})
+    children = start.commands(RunFolder(Path("runs/demo")), resolve(section_models()), {})
     lines = [" ".join(["isles", *arguments]) for _, arguments in children.values()]
     patterns = [(place, words[words.index("-f") + 1]) for place, words in commands("sh") if words[0] == "pkill"]
     assert patterns
