@@ -36,16 +36,7 @@ def make_recipe(
     behind = [head_version - contribution.base_version for contribution in merged]
     discounts = [staleness_discount(versions, sync.staleness_exponent) for versions in behind]
     ingredients = tuple(
-        Ingredient(
-            id=contribution.id,
-            digest=contribution.blob.digest,
-            base_version=contribution.base_version,
-            tokens=contribution.tokens,
-            steps=contribution.steps,
-            weight=weight * discount,
-            norms=contribution.norms if sync.merge_rule == "rda" else (),
-            size_bytes=contribution.blob.size_bytes,
-        )
+        _ingredient(contribution, weight * discount, has_norms=sync.merge_rule == "rda")
         for contribution, weight, discount in zip(merged, weights, discounts, strict=True)
     )
     part = share_of_learners(contributions, learners) if is_buffers else fraction(contributions, learners)
@@ -59,6 +50,19 @@ def make_recipe(
         averages=averages,
         grace_seconds=grace_seconds,
         waited_seconds=waited_seconds,
+    )
+
+
+def _ingredient(contribution: Contribution, weight: float, *, has_norms: bool) -> Ingredient:
+    return Ingredient(
+        id=contribution.id,
+        digest=contribution.blob.digest,
+        base_version=contribution.base_version,
+        tokens=contribution.tokens,
+        steps=contribution.steps,
+        weight=weight,
+        norms=contribution.norms if has_norms else (),
+        size_bytes=contribution.blob.size_bytes,
     )
 
 
