@@ -179,7 +179,8 @@ def test_a_full_disk_under_the_index_ends_the_process_and_loses_nothing(tmp_path
     house = House(Store.open(tmp_path / "store"))
     worker, [kept, lost] = house.connect("worker", "us-1"), [b"kept" * 2000, b"lost" * 3000]
     assert isinstance(house.ask(worker, Upload(blob=blob_of(kept)), kept), Stored)
-    house.store.index._db.execute("PRAGMA max_page_count = 1")
+    index: Any = house.store.index
+    index._db.execute("PRAGMA max_page_count = 1")
     connections = (house.connect("outer", f"o-{number}") for number in range(1000))
     with pytest.raises(StoreFullError, match="make room, then start this broker again"):
         all(house.ask(connection, Upload(blob=blob_of(lost)), lost) for connection in connections)
