@@ -14,6 +14,7 @@ from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import (
     Checkpoint,
     Commit,
+    Committed,
     Contribution,
     Ingredient,
     Init,
@@ -222,5 +223,18 @@ def checkpoint() -> Callable[..., Message]:
             outer.send(Upload(blob=blob_of(data)), data)
         fields = {"parameters": blob_of(parameters), "momentum": blob_of(momentum)}
         return outer.ask(Checkpoint(fragment=0, epoch=epoch, version=version, **fields))
+
+    return run
+
+
+@pytest.fixture
+def advance(
+    outer: Member, offered: Callable[..., Contribution], merge: Callable[..., Message]
+) -> Callable[[int, int], None]:
+    """Brings fragment 0 from one version to another."""
+
+    def run(first: int, last: int) -> None:
+        for version in range(first, last):
+            assert isinstance(merge(outer, [offered(version)], base=version), Committed)
 
     return run

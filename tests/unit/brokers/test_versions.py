@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from isles.brokers import reading, retained, versions
+from isles.brokers import retained
 from isles.brokers.stage import Member, Stage, blob_of
 from isles.proto.agreement import RunRecord
 from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import (
-    HEADER_BYTES_MAX,
     AskHistory,
     AskStatus,
     AskVersion,
@@ -36,7 +35,6 @@ from isles.proto.messages import (
     Upload,
     VersionInfo,
     VersionReply,
-    pack,
 )
 
 Make = Callable[..., Contribution]
@@ -44,17 +42,6 @@ Payload = Callable[[Member, int], bytes]
 Merge = Callable[..., object]
 MakeCommit = Callable[..., Commit]
 MakeCheckpoint = Callable[..., Message]
-
-
-@pytest.fixture
-def advance(outer: Member, offered: Make, merge: Merge) -> Callable[[int, int], None]:
-    """Brings fragment 0 from one version to another."""
-
-    def run(first: int, last: int) -> None:
-        for version in range(first, last):
-            assert isinstance(merge(outer, [offered(version)], base=version), Committed)
-
-    return run
 
 
 Advance = Callable[[int, int], None]
@@ -374,49 +361,6 @@ def test_with_no_undamaged_way_the_asker_is_told_so(stage: Stage, worker: Member
     assert isinstance(answer, Error)
     assert "no undamaged way" in answer.text
     assert way(worker, 2) == (2, 0)
-
-
-# ------------------------------------------------------------------------------------------------------------- history
-
-
-def test_a_reply_does_not_grow_with_the_participants_of_a_round(
-    worker: Member, outer: Member, advance: Advance
-) -> None:
-    advance(0, 1)
-    reply, listing = worker.ask(AskVersion(fragment=0)), outer.ask(List(fragment=0))
-    assert isinstance(reply, VersionReply)
-    assert isinstance(listing, Listing)
-    for head in (reply.head, listing.head):
-        assert head.recipe is not None
-        assert (head.recipe.fraction, head.recipe.ingredients) == (0.5, ())
-
-
-def test_a_long_history_comes_in_parts_that_fit_a_header(
-    stage: Stage, outer: Member, advance: Advance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advance(0, 6)
-    whole = outer.ask(AskHistory(fragment=0, first=1))
-    assert isinstance(whole, History)
-    assert len(whole.versions) == 6
-    monkeypatch.setattr(reading, "HISTORY_BYTES_MAX", len(pack(whole)) // 2)
-    found: list[int] = []
-    while len(found) < 6:
-        part = outer.ask(AskHistory(fragment=0, first=len(found) + 1))
-        assert isinstance(part, History)
-        assert 0 < len(part.versions) < 6
-        assert len(pack(part)) < len(pack(whole)) * 0.6
-        found += [info.version for info in part.versions]
-    assert found == [1, 2, 3, 4, 5, 6]
-    monkeypatch.setattr(reading, "HISTORY_BYTES_MAX", 1)
-    one = outer.ask(AskHistory(fragment=0, first=3))
-    assert isinstance(one, History)
-    assert [info.version for info in one.versions] == [3], "never none, or the asker would ask for ever"
-
-
-def test_the_largest_permitted_recipe_fits_a_header() -> None:
-    assert retained.RECIPE_BYTES_MAX + reading.HISTORY_BYTES_MAX > HEADER_BYTES_MAX, "so a large one comes alone"
-    assert retained.RECIPE_BYTES_MAX < HEADER_BYTES_MAX
-    assert versions.UPDATES_MAX <= 4096, "as many as a VERSION reply may have"
 
 
 # ------------------------------------------------------------------------------------------------------------- buffers
