@@ -10,6 +10,9 @@ from typing import Any, Final
 LINE_BYTES_MAX: Final = 1 << 20
 """Longest line that is read; longer ones are no log of ours."""
 
+LINE_BEGIN: Final = b'{"timestamp":'
+"""As `isles.proto.logs` writes it."""
+
 Line = dict[str, Any]
 
 
@@ -35,11 +38,15 @@ class LogReader:
 
 
 def parse(data: bytes) -> Line | None:
-    """One line; None if it is no JSON object with an event, as the last words of a killed process may be."""
+    """One line; None if it is no JSON object with an event, as the last words of a killed process may be.
+
+    A line that a full disk cut short has the next one behind it: that one is read.
+    """
     try:
         line = json.loads(data)
     except ValueError:
-        return None
+        start = data.rfind(LINE_BEGIN)
+        return parse(data[start:]) if start > 0 else None
     return line if isinstance(line, dict) and isinstance(line.get("event"), str) else None
 
 

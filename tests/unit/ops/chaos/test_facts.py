@@ -52,6 +52,12 @@ def test_last_words_that_were_cut_short_are_left_out() -> None:
     assert parse(b'{"event": "a"}') == {"event": "a"}
 
 
+def test_a_line_behind_one_that_a_full_disk_cut_short_is_read() -> None:
+    found = parse(b'{"timestamp": "1", "event": "lost", "te{"timestamp": "2", "event": "kept"}')
+    assert found == {"timestamp": "2", "event": "kept"}
+    assert parse(b'{"timestamp": "1", "ev{"timestamp": "2", "even') is None
+
+
 def test_the_time_of_a_line_is_read_or_zero() -> None:
     assert unix_of({"timestamp": "2026-12-01T04:00:00.500000Z"}) == 1796097600.5
     assert unix_of({"timestamp": "noon"}) == unix_of({}) == 0.0
