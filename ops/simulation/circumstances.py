@@ -83,12 +83,12 @@ def _draw_sync(seed: int, chance: random.Random) -> SyncSettings:
     quorum = chance.choice(QUORUMS)
     is_large = quorum >= QUORUM_LARGE
     return SyncSettings(
-        interval_steps=1 if is_large else chance.choice((2, 3, 4)),
+        interval_steps=1 if is_large else chance.choice((1, 2, 2, 3)),
         num_fragments=3 if is_large else chance.choice((1, 2, 3)),
         apply_rule=RULES[seed % len(RULES)],
         quorum=quorum,
-        horizon_versions=chance.choice((5, 10, 64)),
-        has_cues=chance.random() < 0.5,
+        horizon_versions=chance.choice((8, 16, 64)),
+        has_cues=chance.random() < 0.4,
         grace_max_seconds=chance.choice((0.0, 0.0, 0.3, 1.0)),
         has_fractional_steps=False,
     )
@@ -104,4 +104,4 @@ def _draw_routing(chance: random.Random) -> RoutingSettings:
         upload_idle_seconds=chance.choice((5.0, 60.0)),
         num_shards=LEARNERS_MAX,
     )
-    return usual.model_copy(update={"chunk_bytes": chance.choice((128, 4096, 4096))})
+    return usual.model_copy(update={"chunk_bytes": chance.choice((128, 4096, 4096, 4096))})
