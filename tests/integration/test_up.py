@@ -294,11 +294,12 @@ def test_a_second_up_in_the_same_folder_is_refused_in_one_sentence(up: Up, tmp_p
 
 
 def test_a_run_whose_workers_cannot_start_ends_with_their_own_words(up: Up, tmp_path: Path) -> None:
-    code, _, err = finish(up("--workers=us=1", "--task=no_such_module:task", "--rounds=4"))
+    (tmp_path / "hapless.py").write_text("raise RuntimeError('no such luck')\ndef task(settings): ...\n")
+    code, _, err = finish(up("--workers=us=1", "--task=hapless:task", "--rounds=4"))
     assert code == 1
     sentence = err.strip().splitlines()[-1]
     assert "cannot run (exit code 2, 3 times)" in sentence
-    assert "no_such_module" in sentence
+    assert "no such luck" in sentence
     assert summary_of(tmp_path / "run")["status"] == "failed"
 
 
