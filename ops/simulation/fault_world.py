@@ -127,8 +127,8 @@ class FaultWorld:
             return False
         key = lane, outer
         if key not in self._poisoned:
-            self._poisoned[key] = self.chance.random() < POISON_CHANCE
-        return self._poisoned[key] and not self._is_calm
+            self._poisoned[key] = not self._is_calm and self.chance.random() < POISON_CHANCE
+        return self._poisoned[key]
 
     # ------------------------------------------------------------------------------------------------------------ time
 

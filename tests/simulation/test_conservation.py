@@ -13,7 +13,7 @@ from isles.proto.agreement import ApplyRule
 
 RULES: tuple[ApplyRule, ...] = ("rebase", "overwrite", "blend", "hybrid")
 SEEDS_PER_BLOCK = 25
-BLOCKS = 16
+BLOCKS = 12
 SEEDS_PER_MUTATION = 400
 """Within so many seeds every missing rule shows; most do within ten."""
 
