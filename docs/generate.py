@@ -351,6 +351,22 @@ def option_groups(command: click.Command, context: click.Context) -> dict[str, l
     return dict(sorted(groups.items(), key=lambda item: item[0] == "Options"))
 
 
+def command_lines(name: str, command: click.Command, parent: click.Context) -> list[str]:
+    """The section of one command, followed by those of its own commands."""
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    heading, text = f"## {context.command_path}", inspect.cleandoc(command.help or "")
+    lines = [heading, "", "```text", usage, "```", "", *paragraphs(text)]
+    for group, rows in option_groups(command, context).items():
+        lines += [f"**{group}**", "", *table(("option", "meaning"), rows)]
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            found = command.get_command(context, child)
+            assert found is not None
+            lines += command_lines(child, found, context)
+    return lines
+
+
 def commands_page() -> str:
     """docs/reference/commands.md."""
     top = click.Context(isles, info_name="isles")
@@ -358,19 +374,7 @@ def commands_page() -> str:
     for name in COMMANDS:
         command = isles.get_command(top, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=top)
-        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-        lines += [
-            f"## isles {name}",
-            "",
-            "```text",
-            usage,
-            "```",
-            "",
-            *paragraphs(inspect.cleandoc(command.help or "")),
-        ]
-        for heading, rows in option_groups(command, context).items():
-            lines += [f"**{heading}**", "", *table(("option", "meaning"), rows)]
+        lines += command_lines(name, command, top)
     return page("Commands", COMMANDS_TEXT, lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from isles.ops.simulation.fault_world import Report
 
 SEEDS: Final = 1000
+JOBS: Final = 2
 GIT_SECONDS_MAX: Final = 5.0
 FAILURES_SHOWN: Final = 10
 """Seeds of which the command says what went wrong; of more only their number."""
@@ -72,7 +72,7 @@ def _faults_command() -> click.Command:
             click.Option(
                 ["--jobs"],
                 type=click.IntRange(1),
-                default=min(2, os.cpu_count() or 1),
+                default=JOBS,
                 show_default=True,
                 metavar="N",
                 help="Processes that run seeds at the same time.",
