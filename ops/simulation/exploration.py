@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -23,5 +24,10 @@ def explore(seeds: Iterable[int], *, num_jobs: int, missing_rule: str = "") -> I
     if num_jobs == 1:
         yield from map(run, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(num_jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(num_jobs, _leave_interrupts_to_the_parent) as pool:
         yield from pool.imap_unordered(run, seeds)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """It ends this process; a traceback of each would say nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
