@@ -182,6 +182,10 @@ class Recovery:
         assert info.recipe is not None
         sync = self._sync_of(info.recipe.settings_digest)
         where = f"fragment {info.fragment}, version {info.version}"
+        if info.recipe_sha256 not in (None, info.recipe.digest()):
+            raise RefusedError(
+                f"{where} cannot be recomputed: its recipe is not the one that was committed, so its store is damaged"
+            )
         if sync is None:
             raise RefusedError(
                 f"{where} cannot be recomputed: it was made under settings (digest {info.recipe.settings_digest[:12]}) "

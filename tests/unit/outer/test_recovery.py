@@ -260,6 +260,15 @@ def test_a_recipe_that_cannot_be_followed_is_refused(story: Story) -> None:
         Performer(story).run(story.recovery(1))
 
 
+def test_a_recipe_that_was_changed_in_the_store_is_not_blamed_on_the_build(story: Story) -> None:
+    info = story.tape[3]
+    assert info.recipe is not None
+    changed = info.recipe.model_copy(update={"fraction": 0.25})
+    story.tape[3] = info.model_copy(update={"recipe": changed, "recipe_sha256": info.recipe.digest()})
+    with pytest.raises(RefusedError, match="version 3 cannot be recomputed: its recipe is not the one that was"):
+        Performer(story).run(story.recovery(1))
+
+
 @pytest.mark.parametrize(
     ("cut", "missing"),
     [
