@@ -13,10 +13,11 @@ from isles.ops.changes import changed, check_budget, differences, read_record, s
 from isles.ops.options import HeadedOption, load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
 from isles.proto.agreement import SyncSettings
-from isles.proto.config import RunSettings, Stated, resolve
-from isles.proto.errors import UsageError
+from isles.proto.config import RunSettings, Stated, from_assignment, resolve
+from isles.proto.errors import ConfigError, UsageError
 
 SECTIONS: Final = ("run", "sync", "log")
+BUDGETS: Final = ("run.tokens", "run.rounds")
 TEXT: Final = """Give a stopped run other settings: a larger budget, or another way to synchronise.
 
 Stop all its processes first, and start them again afterwards: they read the settings from the broker. All settings of
@@ -48,12 +49,13 @@ def build(name: str) -> click.Command:
 
 def _change(*, stated: Sequence[Stated], config_file: Path | None, assignments: Sequence[str], store: Path) -> int:
     asked = load_config(SECTIONS, file=config_file, stated=stated, assignments=assignments)
+    _check_changeable(assignments)
     record = read_record(store)
     if record is None:
         raise UsageError(f"{store} is no store with a run: name the --store of its broker")
     check_budget(record, asked)
     models: dict[str, type[BaseModel]] = {"run": RunSettings, "sync": SyncSettings}
-    own = [one for key, one in asked.stated.items() if key.startswith("sync.") or key in ("run.tokens", "run.rounds")]
+    own = [one for key, one in asked.stated.items() if _is_changeable(key)]
     config = resolve(models, flags=[*stated_by(record, asked), *own])
     new = changed(record, config.section("sync", SyncSettings), config.section("run", RunSettings).budget)
     changes = differences(record, new)
@@ -70,3 +72,19 @@ def _change(*, stated: Sequence[Stated], config_file: Path | None, assignments: 
         logger.info("run.changed", settings_epoch=epoch, changes=changes)
     click.echo(f"run {record.run}, settings epoch {epoch}: {words(changes)}")
     return 0
+
+
+def _is_changeable(key: str) -> bool:
+    return key.startswith("sync.") or key in BUDGETS
+
+
+def _check_changeable(assignments: Sequence[str]) -> None:
+    """Raises ConfigError for what no run can change, or what is no property of a run. Files may have it: they serve
+    other commands, too.
+    """
+    for one in map(from_assignment, assignments):
+        if not _is_changeable(one.key) and not one.key.startswith("log."):
+            raise ConfigError(
+                f"{one.source}: {one.key} cannot be changed: a run's budget may grow, and its [sync] settings may be "
+                "others, no more"
+            )

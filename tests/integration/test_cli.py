@@ -151,6 +151,7 @@ def test_the_version_is_told(tmp_path: Path) -> None:
         (["replay", "none"], {}, "none is no run folder: it has no store"),
         (["change", "--set", "sync.quorum=3"], {}, "Missing option '--store'"),
         (["change", "--store", "none"], {}, "none is no store with a run"),
+        (["change", "--store", "none", "--set", "run.seed=3"], {}, "run.seed cannot be changed"),
         (["change", "--store", "none", "--set", "sync.qourum=1"], {}, "there is no setting sync.qourum"),
         (["init", "--run-dir", "x"], {}, "Missing option '--from'"),
         (["init", "--from", "none"], {}, "give either --run-dir or --broker"),
