@@ -234,7 +234,7 @@ def _entries(tape: Tape, fragment: int, first: int) -> Iterator[VersionInfo]:
     while page := tape.versions(fragment, first, PAGE_VERSIONS):
         for info in page:
             if info.fragment != fragment or info.version != first:
-                raise _DiffersError(
+                raise PayloadError(
                     f"the tape has version {info.version} of fragment {info.fragment} where version {first} of "
                     f"fragment {fragment} belongs"
                 )

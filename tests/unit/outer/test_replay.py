@@ -14,7 +14,7 @@ from isles.outer.optimizer import FragmentState, make_version, optimizer_digest,
 from isles.outer.replay import Replay, Replayed, find_stretch
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.codec import decode, encode
-from isles.proto.errors import PayloadError, UsageError
+from isles.proto.errors import PayloadError, RemoteDataError, UsageError
 from isles.proto.ids import ContributionId
 from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import Averages, BlobRef, Ingredient, Recipe, VersionInfo
@@ -309,6 +309,12 @@ def test_a_missing_entry_is_found(tape: MemoryTape) -> None:
     assert result.difference is not None
     assert (result.difference.version, result.last) == (3, 2)
     assert "version 4 of fragment 0 where version 3 of fragment 0 belongs" in result.difference.text
+
+
+def test_a_tape_that_lacks_a_version_is_damaged(tape: MemoryTape) -> None:
+    del tape.infos[3]
+    with pytest.raises(RemoteDataError, match="version 4 of fragment 0 where version 3 of fragment 0 belongs"):
+        find_stretch(tape, 0)
 
 
 def test_a_run_that_lets_go_meanwhile_is_followed_from_its_newer_checkpoint(tape: MemoryTape) -> None:
