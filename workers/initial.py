@@ -76,8 +76,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Copies the tensors of a safetensors file into a model, one at a time, by name.
 
     A tied tensor may stand under any of its names. Frozen parameters may be left out; those that are given must be what
-    the model has, since every worker builds them itself. Raises UsageError for a file that cannot be read, and
-    ManifestMismatchError, which names the first tensor, for one of another model; the model may then be half loaded.
+    the model has, since every worker builds them itself. Raises UsageError for a file that cannot be read or whose
+    values are not finite, and ManifestMismatchError, which names the first tensor, for one of another model; the model
+    may then be half loaded.
     """
     tensors = describe(model)
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
@@ -119,7 +120,7 @@ def _check_form(path: Path, name: str, given: Any, own: torch.Tensor) -> None:
 
 def _load(path: Path, name: str, given: torch.Tensor, own: torch.Tensor, role: str, *, is_second: bool) -> None:
     if role != "buffer_skip" and given.is_floating_point() and not bool(torch.isfinite(given).all()):
-        raise _mismatch(path, name, "holds NaN or infinity")
+        raise UsageError(f"{path} has no weights to start from: tensor {name!r} holds NaN or infinity")
     if role == "frozen" and not torch.equal(given, own.cpu()):
         raise _mismatch(
             path, name, "is frozen in the model and has other values there; every worker builds frozen values itself"
