@@ -254,13 +254,17 @@ class Desk:
             self._keeper.bring(listing.head, _checkpoint_of(listing))
 
     def _take_recovered(self, reason: str, payload_bytes: dict[int, int]) -> None:
+        """What had to be made again is checkpointed at once: the next recovery is short, and whoever cannot follow the
+        tape, because something on it is damaged, need not wait for a round.
+        """
         self._checkpointer.count(payload_bytes)
         if reason:
             self._recover_at = self._services.now() + RETRY_SECONDS
             self._logger.error("recovery.failed", fragment=self._fragment, reason=reason)
             self._count_failure(reason)
         self._go_on(reason)
-        self._consider_checkpoint()
+        if not reason and self._checkpointer.is_behind and not self.rounds.is_standing_by:
+            self._checkpointer.begin(self.rounds.epoch)
 
     def _go_on(self, reason: str = "") -> None:
         """Merges what was planned, once the state of its head is at hand; `reason` says why it could not be had."""
