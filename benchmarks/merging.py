@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from isles.outer.accumulators import l2_norm
 from isles.outer.grace import grace_seconds
 from isles.outer.ledger import make_recipe
-from isles.outer.merge import l2_norm
 from isles.outer.optimizer import FragmentState, make_version
 from isles.outer.quorum import num_needed
 from isles.outer.schedule import outer_rate

@@ -357,7 +357,8 @@ class Desk:
         if self._num_failures >= FAILURES_MAX:
             raise RefusedError(
                 f"fragment {self._fragment} cannot be merged, {FAILURES_MAX} attempts failed: {reason}; the broker's "
-                "log says what is wrong with its store"
+                "log says what is wrong with its store: put a copy of it back, or `isles export` what is there "
+                "and begin another run from it with `isles init`"
             )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from isles.outer.merge import Accumulator
+from isles.outer.accumulators import Accumulator
 from isles.outer.services import Payload, Services, Unavailable
 from isles.outer.workshop import add_payload
 from isles.proto.messages import BlobRef

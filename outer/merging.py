@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from isles.outer.accumulators import start_merge
 from isles.outer.feed import Feed, FeedFailure
-from isles.outer.merge import start_merge
 from isles.outer.orders import Plan
 from isles.outer.screen import NOT_FINITE, REASON_CHARACTERS_MAX
 from isles.outer.services import Services, Stock

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from isles.outer.merge import l2_norm
+from isles.outer.accumulators import l2_norm
 from isles.proto.codec.table import BLOCK_VALUES, BlockCodec, Codec
 from isles.proto.manifest import TensorSlice
 

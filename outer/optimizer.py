@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from isles.outer.accumulators import start_merge
 from isles.outer.ledger import recipe_fault
-from isles.outer.merge import start_merge
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError

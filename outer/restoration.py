@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from isles.outer.accumulators import start_merge
 from isles.outer.feed import Feed, FeedFailure
-from isles.outer.merge import start_merge
 from isles.outer.optimizer import FragmentState, NewVersion, Vector
 from isles.outer.recovery import (
     AskTape,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from isles.outer.merge import Accumulator
+from isles.outer.accumulators import Accumulator
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, finish_version, optimizer_digest, parameters_digest
 from isles.outer.recovery import StatePoint
 from isles.outer.state_cache import Slot, StateCache

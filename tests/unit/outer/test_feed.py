@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isles.outer.accumulators import Vector
 from isles.outer.feed import AHEAD_MAX, Feed, FeedFailure
-from isles.outer.merge import Vector
 from isles.outer.services import Payload, Unavailable
 from isles.proto.codec import encode
 from isles.proto.messages import BlobRef

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.merge import CHUNK_VALUES, DIRECTION_NORM_MIN, l2_norm, start_merge
+from isles.outer.accumulators import CHUNK_VALUES, DIRECTION_NORM_MIN, l2_norm, start_merge
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.ids import ContributionId
@@ -233,7 +233,7 @@ def test_chunks_leave_no_trace_in_a_result(sync: SyncSettings, monkeypatch: pyte
     deltas = [random_vector(seed, 1000) for seed in range(3)]
     recipe = recipe_of([1.0, 2.0, 3.0], sync, norms=[(30.0,)] * 3)
     whole = merge(deltas, recipe, one_slice(1000), sync)
-    monkeypatch.setattr("isles.outer.merge.CHUNK_VALUES", 17)
+    monkeypatch.setattr("isles.outer.accumulators.CHUNK_VALUES", 17)
     np.testing.assert_allclose(merge(deltas, recipe, one_slice(1000), sync), whole, rtol=1e-5, atol=1e-7)
 
 
