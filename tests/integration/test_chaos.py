@@ -96,10 +96,10 @@ def test_a_run_goes_on_after_all_its_processes_were_killed_at_once(small_run: Sm
     ("kind", "fault"),
     [
         ("delay", {"process": "us-0", "seconds": 2.0, "delay_seconds": 0.3}),
-        ("rate", {"process": "us-0", "seconds": 2.0, "bytes_per_second": 20_000}),
+        pytest.param("rate", {"process": "us-0", "seconds": 2.0, "bytes_per_second": 20_000}, marks=pytest.mark.soak),
         ("blackhole", {"process": "us-0", "seconds": BEYOND_THE_LEASE}),
-        ("refuse", {"process": "us-0", "seconds": 2.0}),
-        ("reset", {"process": "us-0"}),
+        pytest.param("refuse", {"process": "us-0", "seconds": 2.0}, marks=pytest.mark.soak),
+        pytest.param("reset", {"process": "us-0"}, marks=pytest.mark.soak),
         ("cut", {"region": "eu", "seconds": BEYOND_THE_LEASE}),
     ],
 )

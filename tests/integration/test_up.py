@@ -305,7 +305,7 @@ def test_a_run_whose_workers_cannot_start_ends_with_their_own_words(up: Up, tmp_
 
 def test_a_run_keeps_what_was_agreed_and_names_what_would_change_it(up: Up, tmp_path: Path) -> None:
     process = up("--workers=us=1", "--rounds=100000")
-    wait_for(process, lambda: has_event(tmp_path / "run", "up", "child.started"), "the start")
+    wait_for(process, lambda: has_event(tmp_path / "run", "broker", "run.initialised"), "the start")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     finish(process)
