@@ -16,18 +16,18 @@ from isles.outer.checkpointer import Checkpointer
 from isles.outer.keeper import Keeper
 from isles.outer.merging import Failure, Merging
 from isles.outer.orders import Plan
+from isles.outer.payload_cache import ANY_CODEC
 from isles.outer.rounds import RETRY_SECONDS, Rounds, State
 from isles.outer.screenings import Screenings
 from isles.outer.services import Services, Stock
 from isles.outer.settings import OuterSettings
-from isles.outer.workshop import STATE_CODEC, Held, Product
+from isles.outer.workshop import Held, Product
 from isles.proto.agreement import RunRecord
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
-    Commit,
     Committed,
     Error,
     Fenced,
@@ -81,8 +81,7 @@ class Desk:
         self._sync = record.sync
         self._slices = manifest.slices(fragment)
         self._num_values = manifest.fragments[fragment].num_values
-        self._payload_bytes_max = bound_bytes(STATE_CODEC, self._num_values)
-        """No codec makes longer payloads."""
+        self._payload_bytes_max = bound_bytes(ANY_CODEC, self._num_values)
         self._services = services
         self._stock = stock
         self._logger = logger
@@ -319,16 +318,7 @@ class Desk:
         self.handle(orders.Merged(plan, orders.NewBlobs(point.parameters_sha256, point.optimizer_sha256, made.blob)))
 
     def _commit(self, plan: Plan, blobs: orders.NewBlobs) -> None:
-        message = Commit(
-            commit_id=self._services.draw_token(),
-            fragment=self._fragment,
-            epoch=plan.epoch,
-            base_version=plan.head.version,
-            parameters_sha256=blobs.parameters_sha256,
-            optimizer_sha256=blobs.optimizer_sha256,
-            update=blobs.update,
-            recipe=plan.recipe,
-        )
+        message = orders.commit_message(plan, blobs, self._services.draw_token())
         self._services.ask(message, partial(self._take_answer, "commit", plan.epoch))
 
     def _take_committed(self, reply: Committed) -> None:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Final
 
 from isles.outer.accumulators import Accumulator
-from isles.outer.services import Payload, Services, Unavailable
+from isles.outer.payload_cache import Payload
+from isles.outer.services import Services, Unavailable
 from isles.outer.workshop import add_payload
 from isles.proto.messages import BlobRef
 

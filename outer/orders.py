@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from isles.proto import messages
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
     BlobRef,
@@ -43,6 +44,20 @@ class NewBlobs:
     parameters_sha256: str
     optimizer_sha256: str
     update: BlobRef
+
+
+def commit_message(plan: Plan, blobs: NewBlobs, commit_id: str) -> messages.Commit:
+    """What an outer says to make a plan's version the head."""
+    return messages.Commit(
+        commit_id=commit_id,
+        fragment=plan.fragment,
+        epoch=plan.epoch,
+        base_version=plan.head.version,
+        parameters_sha256=blobs.parameters_sha256,
+        optimizer_sha256=blobs.optimizer_sha256,
+        update=blobs.update,
+        recipe=plan.recipe,
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- events

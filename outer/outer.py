@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from isles.outer import orders
-from isles.outer.payload_cache import PayloadCache
+from isles.outer.payload_cache import Payload, PayloadCache
 from isles.outer.services import Stock, Unavailable
 from isles.outer.settings import OuterSettings
 from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from isles.proto.agreement import RunRecord
 
 _Result = TypeVar("_Result")
-Payload = bytes | bytearray
 
 TOKEN_BYTES: Final = 16
 """Of an incarnation and of a commit id: two never meet."""

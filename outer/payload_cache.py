@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from isles.proto.ids import ContributionId
 
 Payload = bytes | bytearray
+
+ANY_CODEC: Final = "fp32"
+"""No codec makes longer payloads: bounds those of older settings, too."""
 
 
 class PayloadCache:

@@ -13,20 +13,17 @@ from typing import Final, Protocol
 
 from isles.outer.ledger import recipe_fault
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, make_version, optimizer_digest, parameters_digest
+from isles.outer.payload_cache import ANY_CODEC, Payload
 from isles.proto.agreement import RunRecord, SyncSettings
 from isles.proto.codec import bound_bytes, decode
 from isles.proto.errors import IslesError, NonFiniteError, PayloadError, RangeError, RemoteDataError, UsageError
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Ingredient, Recipe, VersionInfo
 
-Payload = bytes | bytearray
-
 PAGE_VERSIONS: Final = 64
 """Versions that are read at a time: with their recipes a few hundred kilobytes."""
 MOVES_MAX: Final = 4
 """How often a tape may let go of what is being recomputed before that is given up: it is then too short to follow."""
-ANY_CODEC: Final = "fp32"
-"""No codec makes longer payloads: it bounds what a blob may take."""
 
 
 class Tape(Protocol):
@@ -46,6 +43,8 @@ class Stretch:
     fragment: int
     start: VersionInfo
     last: int
+    to_version: int | None = None
+    """Where whoever asked wants it to end; None = at the head."""
 
     @property
     def num_versions(self) -> int:
@@ -109,7 +108,7 @@ def find_stretch(tape: Tape, fragment: int, *, to_version: int | None = None) ->
             f"version {to_version} of fragment {fragment} is not on tape any more: what can be recomputed are versions "
             f"{start.version}..{last}; a run that is to be replayed as a whole needs a larger broker.versions_kept"
         )
-    return Stretch(fragment, start, last if to_version is None else min(last, to_version))
+    return Stretch(fragment, start, last if to_version is None else min(last, to_version), to_version)
 
 
 @dataclass
@@ -135,8 +134,15 @@ class Replay:
             try:
                 return self._run(stretch)
             except _MovedError:
-                stretch = find_stretch(self.tape, stretch.fragment, to_version=None)
+                try:
+                    stretch = find_stretch(self.tape, stretch.fragment, to_version=stretch.to_version)
+                except UsageError as error:
+                    return self._prevented(stretch, str(error))
         text = "the run moves on faster than this machine recomputes: stop it first, or raise broker.versions_kept"
+        return self._prevented(stretch, text)
+
+    @staticmethod
+    def _prevented(stretch: Stretch, text: str) -> Replayed:
         return Replayed(stretch.fragment, stretch.start.version, stretch.start.version, Difference(stretch.last, text))
 
     def _run(self, stretch: Stretch) -> Replayed:

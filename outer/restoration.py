@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from isles.outer.accumulators import start_merge
 from isles.outer.feed import Feed, FeedFailure
 from isles.outer.optimizer import FragmentState, NewVersion, Vector
+from isles.outer.payload_cache import ANY_CODEC, Payload
 from isles.outer.recovery import (
     AskTape,
     GiveUp,
@@ -26,16 +26,13 @@ from isles.outer.recovery import (
     StatePoint,
     TapeRead,
 )
-from isles.outer.services import Payload, Services, Stock, Unavailable
+from isles.outer.services import Services, Stock, Unavailable
 from isles.outer.state_cache import PARTS, Slot
 from isles.outer.workshop import STATE_CODEC, Held, digests, finish, read_vector
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.manifest import TensorSlice
 from isles.proto.messages import AskHistory, BlobRef, Error, History, Message, VersionInfo
-
-ANY_CODEC: Final = "fp32"
-"""No codec makes longer payloads: bounds those of older settings, too."""
 
 
 @dataclass(frozen=True)

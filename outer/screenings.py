@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from isles.outer import orders
+from isles.outer.payload_cache import Payload
 from isles.outer.screen import REASON_CHARACTERS_MAX, screen_books, screen_payload
-from isles.outer.services import Payload, Services, Stock, Unavailable
+from isles.outer.services import Services, Stock, Unavailable
 from isles.outer.turns import Leave
 from isles.proto.agreement import RunRecord
 from isles.proto.ids import ContributionId

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from isles.outer.payload_cache import PayloadCache
+from isles.outer.payload_cache import Payload, PayloadCache
 from isles.outer.turns import Turns
 from isles.proto.messages import BlobRef, Message
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from isles.outer.state_cache import StateCache
 
 _Result = TypeVar("_Result")
-Payload = bytes | bytearray
 
 LOST_CODES: Final = frozenset({"not-found", "damaged", "too-large"})
 """What a broker says of a blob that it will never have, and what is said of one whose size cannot be right."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from isles.outer.accumulators import Accumulator
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, finish_version, optimizer_digest, parameters_digest
+from isles.outer.payload_cache import Payload
 from isles.outer.recovery import StatePoint
 from isles.outer.state_cache import Slot, StateCache
 from isles.proto.agreement import SyncSettings
@@ -18,8 +19,6 @@ from isles.proto.codec import decode, encode
 from isles.proto.errors import NonFiniteError, PayloadError, RangeError
 from isles.proto.manifest import TensorSlice
 from isles.proto.messages import BlobRef, Recipe
-
-Payload = bytes | bytearray
 
 STATE_CODEC: Final = "fp32"
 """Of parameters, momentum and remainder: the outer's state is exact."""

@@ -21,7 +21,6 @@ from isles.proto.messages import (
     AskHistory,
     BlobRef,
     Checkpoint,
-    Commit,
     Committed,
     Contribution,
     Error,
@@ -120,7 +119,9 @@ class Desk:
                 self._plan = plan
                 self._go_on()
             case orders.Commit(plan, blobs):
-                services.ask(self._commit(plan, blobs), partial(self._take_answer, "commit"))
+                services.ask(
+                    orders.commit_message(plan, blobs, services.draw_token()), partial(self._take_answer, "commit")
+                )
             case orders.SetTimer(at):
                 self.timer_at = at
 
@@ -180,18 +181,6 @@ class Desk:
 
     def _take_stored(self, plan: orders.Plan, blobs: orders.NewBlobs, reason: str) -> None:
         self.handle(orders.MergeFailed(plan, reason) if reason else orders.Merged(plan, blobs))
-
-    def _commit(self, plan: orders.Plan, blobs: orders.NewBlobs) -> Commit:
-        return Commit(
-            commit_id=self._services.draw_token(),
-            fragment=plan.fragment,
-            epoch=plan.epoch,
-            base_version=plan.head.version,
-            parameters_sha256=blobs.parameters_sha256,
-            optimizer_sha256=blobs.optimizer_sha256,
-            update=blobs.update,
-            recipe=plan.recipe,
-        )
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isles.outer.payload_cache import PayloadCache
-from isles.outer.services import Payload, Stock, Unavailable
+from isles.outer.payload_cache import Payload, PayloadCache
+from isles.outer.services import Stock, Unavailable
 from isles.outer.state_cache import StateCache
 from isles.proto.clock import ManualClock
 from isles.proto.ids import ContributionId

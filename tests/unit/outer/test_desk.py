@@ -11,9 +11,9 @@ import pytest
 from isles.outer import orders
 from isles.outer.desk import FAILURES_MAX, Desk
 from isles.outer.optimizer import parameters_digest
-from isles.outer.payload_cache import PayloadCache
+from isles.outer.payload_cache import Payload, PayloadCache
 from isles.outer.rounds import RETRY_SECONDS
-from isles.outer.services import Payload, Stock, Unavailable
+from isles.outer.services import Stock, Unavailable
 from isles.outer.settings import CHECKPOINT_VERSIONS_MAX, OuterSettings
 from isles.outer.state_cache import StateCache
 from isles.proto.agreement import Budget, RunRecord, SyncSettings

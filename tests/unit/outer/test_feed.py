@@ -10,7 +10,8 @@ import pytest
 
 from isles.outer.accumulators import Vector
 from isles.outer.feed import AHEAD_MAX, Feed, FeedFailure
-from isles.outer.services import Payload, Unavailable
+from isles.outer.payload_cache import Payload
+from isles.outer.services import Unavailable
 from isles.proto.codec import encode
 from isles.proto.messages import BlobRef
 

@@ -172,6 +172,20 @@ def test_a_version_that_is_older_than_the_tape_is_refused_with_what_there_is(tap
         find_stretch(tape, 0, to_version=2)
 
 
+def test_a_tape_that_moves_meanwhile_does_not_move_the_end_that_was_asked_for(tape: MemoryTape) -> None:
+    stretch = find_stretch(tape, 0, to_version=5)
+    let_go(tape, 3)
+    assert Replay(tape, RECORD).run(stretch) == Replayed(0, checkpoint=4, last=5)
+
+
+def test_a_tape_that_lets_go_of_the_end_that_was_asked_for_is_named(tape: MemoryTape) -> None:
+    stretch = find_stretch(tape, 0, to_version=2)
+    let_go(tape, 3)
+    found = Replay(tape, RECORD).run(stretch).difference
+    assert found is not None
+    assert "version 2 of fragment 0 is not on tape any more" in found.text
+
+
 def test_a_fragment_without_any_checkpoint_is_refused(tape: MemoryTape) -> None:
     let_go(tape, 5)
     tape.change(0, parameters=None)
