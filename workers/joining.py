@@ -30,6 +30,9 @@ LOOK_AGAIN_SECONDS: Final = 2.0
 LEAVE_SECONDS: Final = 2.0
 """For the answer to a LEAVE; without it the broker waits for this learner until its lease has run out."""
 
+SLICE_SECONDS: Final = 0.2
+"""Longest wait without a look at whether to stop."""
+
 FIRST_VERSION_TRIES_MAX: Final = 3
 """How often INIT is tried when the broker answers it with an error, before its text is passed on."""
 
@@ -81,6 +84,7 @@ class Joiner:
         new_run: NewRun | None,
         address: str,
         timeout_seconds: float,
+        should_stop: Callable[[], bool],
         clock: Clock,
         log: Logger,
     ) -> None:
@@ -90,6 +94,7 @@ class Joiner:
         self._address = address
         self._timeout_seconds = timeout_seconds
         self._deadline = clock.now() + timeout_seconds
+        self._should_stop = should_stop
         self._clock = clock
         self._log = log
         self._session = ""
@@ -97,15 +102,15 @@ class Joiner:
     def join(self) -> Joined:
         """Returns when this learner is in the run.
 
-        Raises UnreachableError if that takes longer than the time given, RefusedError or FencedError if the broker
-        will not have it, ManifestError or ManifestMismatchError if the model is not the run's.
+        Raises UnreachableError if that takes longer than the time given or is stopped, RefusedError or FencedError if
+        the broker will not have it, ManifestError or ManifestMismatchError if the model is not the run's.
         """
         try:
             return self._join()
         except FencedError:
             raise
-        except (RefusedError, ManifestError, ManifestMismatchError):
-            # It was let in while there was no run, or before the models were compared: no round is to wait for it.
+        except (RefusedError, ManifestError, ManifestMismatchError, UnreachableError):
+            # It may have been let in, while there was no run or before the models were compared: no round is to wait.
             if self._session:
                 self._connection.leave_and_wait(self._session, LEAVE_SECONDS)
             raise
@@ -178,7 +183,9 @@ class Joiner:
 
     def _poll_until(self, is_wanted: Callable[[News], bool], until: float) -> News | None:
         while (left := until - self._clock.now()) > 0:
-            for news in self._connection.poll(left):
+            if self._should_stop():
+                raise UnreachableError(f"stopped before the broker at {self._address} had let this worker in")
+            for news in self._connection.poll(min(left, SLICE_SECONDS)):
                 raise_if_refused(news)
                 if is_wanted(news):
                     return news

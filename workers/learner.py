@@ -37,7 +37,7 @@ from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
-from isles.workers.joining import Joined, Joiner, NewRun
+from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
 from isles.workers.record import new_incarnation
@@ -88,6 +88,7 @@ class Learner:
         checkpoint_seconds: float = 10.0,
         join_timeout_seconds: float = 120.0,
         drain_timeout_seconds: float = 60.0,
+        should_stop: Callable[[], bool] = lambda: False,
         log: Logger | None = None,
         connect: Callable[[], ClientTransport] | None = None,
         clock: Clock | None = None,
@@ -97,8 +98,8 @@ class Learner:
         With a `budget` this learner may start the run if there is none: with `run` as its name, these `sync` settings,
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
         `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
-        With a `checkpoint_dir` of its own it can be restarted. `connect` makes another transport than ZeroMQ. Raises
-        ConfigError for a name that is none.
+        With a `checkpoint_dir` of its own it can be restarted. `should_stop` is looked at while it waits to be let in.
+        `connect` makes another transport than ZeroMQ. Raises ConfigError for a name that is none.
         """
         for what, name in {"learner": learner, "region": region, "run": run or DEFAULT_RUN}.items():
             if not is_name(name):
@@ -126,6 +127,7 @@ class Learner:
         self._checkpoint_seconds = checkpoint_seconds
         self._join_timeout_seconds = join_timeout_seconds
         self._drain_timeout_seconds = drain_timeout_seconds
+        self._should_stop = should_stop
         self._writer: CheckpointWriter | None = None
         if checkpoint_dir is not None:
             self._writer = CheckpointWriter(checkpoint_dir, learner=learner, clock=self._clock, log=self._log)
@@ -156,9 +158,9 @@ class Learner:
     def start(self) -> None:
         """Joins the run, or starts it; returns when the model has the newest version of every fragment.
 
-        Raises UnreachableError if that takes too long, RefusedError or FencedError if the broker will not have this
-        learner, ManifestError for a model or optimizer that cannot be synchronised, ManifestMismatchError for a
-        model that is not the run's, ConfigError for a checkpoint of another learner, run or model.
+        Raises UnreachableError if that takes too long or is stopped, RefusedError or FencedError if the broker will not
+        have this learner, ManifestError for a model or optimizer that cannot be synchronised, ManifestMismatchError for
+        a model that is not the run's, ConfigError for a checkpoint of another learner, run or model.
         """
         deadline = self._clock.now() + self._join_timeout_seconds
         tensors = describe(self._model)
@@ -171,6 +173,7 @@ class Learner:
                 new_run=self._new_run,
                 address=self._address,
                 timeout_seconds=self._join_timeout_seconds,
+                should_stop=self._should_stop,
                 clock=self._clock,
                 log=self._log,
             ).join()
@@ -362,7 +365,11 @@ class Learner:
         """Waits for the newest version of every fragment, as far as it was known when this learner joined."""
         heads = {head.fragment: head.version for head in joined.welcome.heads}
         while not _is_current(started.session, heads):
-            if not started.courier.mailbox.wait(deadline - self._clock.now()):
+            if self._should_stop():
+                started.courier.stop(goodbye_seconds=GOODBYE_SECONDS)
+                raise UnreachableError(f"stopped before the parameters had arrived from the broker at {self._address}")
+            left = deadline - self._clock.now()
+            if not started.courier.mailbox.wait(min(left, SLICE_SECONDS)) and left <= 0:
                 missing = [
                     fragment for fragment, head in heads.items() if started.session.versions.get(fragment) != head
                 ]

@@ -346,6 +346,7 @@ class _Worker:
             checkpoint_seconds=self.settings.checkpoint_seconds,
             join_timeout_seconds=self.settings.join_timeout_seconds,
             drain_timeout_seconds=self.settings.drain_timeout_seconds,
+            should_stop=self.should_stop.is_set,
             log=self.logger,
         )
 

@@ -76,8 +76,10 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def events_of(run_dir: Path, process: str) -> list[dict[str, Any]]:
+    """What a process has logged; a line that is being written is left out."""
     path = run_dir / "logs" / f"{process}.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool], what: str) -> None:
@@ -182,7 +184,8 @@ def test_an_interrupted_run_drains_exits_with_130_and_goes_on_later(
 ) -> None:
     run_dir = tmp_path / "run"
     process = up("--workers=us=2", "--rounds=100000")
-    wait_for(process, lambda: has_event(run_dir, "broker", "round.committed"), "the first round")
+    everything = {"broker": "round.committed", "us-0": "learner.joined", "us-1": "learner.joined"}
+    wait_for(process, lambda: all(has_event(run_dir, *one) for one in everything.items()), "a round, and all joined")
     process.send_signal(number)
     code, out, err = finish(process)
     assert code == 130, err

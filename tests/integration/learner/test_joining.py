@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -59,6 +60,34 @@ def test_without_a_broker_joining_ends_with_what_to_check(world: Any) -> None:
     world.kill_broker()
     with pytest.raises(UnreachableError, match="is it running there"):
         world.make(join_timeout_seconds=0.1).learner.start()
+
+
+def test_a_learner_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_away(world: Any) -> None:
+    world.kill_broker()
+    with pytest.raises(UnreachableError, match="stopped before"):
+        world.make(join_timeout_seconds=3600.0, should_stop=lambda: True).learner.start()
+
+
+def test_a_learner_that_is_asked_to_stop_does_not_wait_for_a_run_nor_is_it_waited_for(world: Any) -> None:
+    stop = threading.Event()
+    waiting = world.make(run="", sync=None, budget=None, join_timeout_seconds=3600.0, should_stop=stop.is_set)
+    failed: list[UnreachableError] = []
+
+    def start() -> None:
+        try:
+            waiting.learner.start()
+        except UnreachableError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    deadline = time.monotonic() + 60.0
+    while not world.status().learners:
+        assert time.monotonic() < deadline, "it was not let in"
+    stop.set()
+    thread.join()
+    assert "stopped before" in str(failed[0])
+    assert not any(one.is_live for one in world.status().learners)
 
 
 def test_another_model_is_refused_with_the_tensor_that_differs(world: Any) -> None:
