@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -39,13 +39,49 @@ MANIFEST_CHARACTERS_MAX: Final = 6 << 20
 SETTINGS_EPOCHS_MAX: Final = 1000
 """Changes of settings that one run may see; each is made by hand while the run stands still."""
 
+SETTINGS_ALWAYS_IN_DIGEST: Final = frozenset(
+    {
+        "preset",
+        "interval_steps",
+        "has_dynamic_interval",
+        "num_fragments",
+        "codec_up",
+        "codec_down",
+        "apply_rule",
+        "blend_alpha",
+        "books",
+        "quorum",
+        "overlap_steps",
+        "grace_share",
+        "grace_min_seconds",
+        "grace_max_seconds",
+        "has_cues",
+        "merge_rule",
+        "staleness_exponent",
+        "outer_learning_rate",
+        "outer_schedule",
+        "outer_warmup_share",
+        "outer_final_share",
+        "outer_momentum",
+        "has_fractional_steps",
+        "horizon_versions",
+        "is_deterministic",
+    }
+)
+"""What the digest of a run's settings covers whatever its value. Closed: the recipes in every store depend on it."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class SyncSettings(BaseModel):
-    """How the learners of one run are synchronised. What is not stated comes from the preset."""
+    """How the learners of one run are synchronised. What is not stated comes from the preset.
+
+    A setting that is not in SETTINGS_ALWAYS_IN_DIGEST was added when there were stores without it. Its default must do
+    what was done before there was such a setting, must never change, and must not be replaced by a preset: a run that
+    was begun without the setting is read as one that has its default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -143,11 +179,27 @@ class SyncSettings(BaseModel):
             )
         return self
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON of all settings: what a recipe names them by."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of the canonical JSON of the settings: what a recipe names them by.
+
+        A setting that is not in SETTINGS_ALWAYS_IN_DIGEST enters only if it differs from its default, so that the
+        digest of a run that does without it stays what its recipes say.
+        """
+        return _digest(self)
+
+
+@lru_cache(maxsize=SETTINGS_EPOCHS_MAX)
+def _digest(sync: SyncSettings) -> str:
+    """Kept by value: a history asks for it with every version, and a changed copy must not inherit it."""
+    fields = type(sync).model_fields
+    covered = {
+        name: value
+        for name, value in sync.model_dump(mode="json").items()
+        if name in SETTINGS_ALWAYS_IN_DIGEST or getattr(sync, name) != fields[name].get_default()
+    }
+    text = json.dumps(covered, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Budget(BaseModel):

@@ -57,5 +57,11 @@ def test_settings_that_contradict_each_other_are_refused_with_the_remedy() -> No
         SyncSettings(colour="blue")  # type: ignore[call-arg]
 
 
+def test_a_changed_copy_of_settings_has_a_digest_of_its_own() -> None:
+    sync = SyncSettings(quorum=1)
+    assert sync.digest == SyncSettings(quorum=1).digest
+    assert sync.model_copy(update={"quorum": 2}).digest == SyncSettings(quorum=2).digest != sync.digest
+
+
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in SyncSettings.model_fields.values())
