@@ -23,10 +23,16 @@ class Arrival:
     """Where it came from, on the broker's side; empty at a client."""
     header: Bytes
     payload: Bytes | None = None
+    key: str = ""
+    """The public key (z85) that its sender proved; empty at a client, and at a broker without keys."""
 
 
 class ClientTransport(Protocol):
     """One process's way to its broker. All methods but `wake` belong to one thread."""
+
+    @property
+    def denial(self) -> str | None:
+        """One sentence: why the broker will never let this process in; None while it may."""
 
     def send(self, channel: Channel, header: bytes, payload: Bytes | None = None) -> bool:
         """Hands one message over; False if it could not be taken (not connected, or full)."""
@@ -49,6 +55,9 @@ class BrokerTransport(Protocol):
 
     def publish(self, header: bytes) -> None:
         """Sends to every subscriber of the events channel; a slow one misses it."""
+
+    def recheck(self) -> None:
+        """Asks anew whether everybody who hears hints may be here: for when the allow-list has changed."""
 
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""

@@ -47,10 +47,10 @@ class MemoryBroker:
         self._clients: dict[bytes, MemoryClient] = {}
         self._num_connected = 0
 
-    def connect(self) -> MemoryClient:
-        """A new connection."""
+    def connect(self, key: str = "") -> MemoryClient:
+        """A new connection, of the owner of the public key `key` (z85) if it is not empty."""
         self._num_connected += 1
-        client = MemoryClient(self, str(self._num_connected).encode())
+        client = MemoryClient(self, str(self._num_connected).encode(), key)
         self._clients[client.connection] = client
         return client
 
@@ -73,6 +73,9 @@ class MemoryBroker:
         for client in list(self._clients.values()):
             client.receive(Arrival(Channel.EVENTS, b"", header))
 
+    def recheck(self) -> None:
+        """Nothing to do: who is let in here is for the test to say."""
+
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         return self._inbox.take(timeout_seconds)
 
@@ -86,8 +89,10 @@ class MemoryBroker:
 class MemoryClient:
     """A client's side; made by `MemoryBroker.connect`."""
 
-    def __init__(self, broker: MemoryBroker, connection: bytes) -> None:
+    def __init__(self, broker: MemoryBroker, connection: bytes, key: str = "") -> None:
         self.connection = connection
+        self.key = key
+        self.denial: str | None = None
         self._broker = broker
         self._inbox = _Inbox()
         self._is_open = True
@@ -98,7 +103,7 @@ class MemoryClient:
 
     def send(self, channel: Channel, header: bytes, payload: Bytes | None = None) -> bool:
         if self._is_open:
-            self._broker.receive(Arrival(channel, self.connection, header, payload))
+            self._broker.receive(Arrival(channel, self.connection, header, payload, self.key))
         return self._is_open
 
     def poll(self, timeout_seconds: float) -> list[Arrival]:

@@ -129,6 +129,7 @@ class ZmqClient(_Sockets):
 
     def __init__(self, address: Address) -> None:
         super().__init__()
+        self.denial: str | None = None
         self.address = address
         kinds = ((Channel.CONTROL, zmq.DEALER, address.control), (Channel.BULK, zmq.DEALER, address.bulk))
         for channel, kind, endpoint in (*kinds, (Channel.EVENTS, zmq.SUB, address.events)):
@@ -190,6 +191,9 @@ class ZmqBroker(_Sockets):
     def publish(self, header: bytes) -> None:
         """Sends to every subscriber of the events channel; a slow one misses it."""
         self._send_frames(self._channels[Channel.EVENTS], [header])
+
+    def recheck(self) -> None:
+        """Asks anew whether everybody who hears hints may be here: for when the allow-list has changed."""
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
         if channel is Channel.EVENTS:
