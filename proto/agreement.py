@@ -68,7 +68,12 @@ SETTINGS_ALWAYS_IN_DIGEST: Final = frozenset(
         "is_deterministic",
     }
 )
-"""What the digest of a run's settings covers whatever its value. Closed: the recipes in every store depend on it."""
+"""What the digest of a run's settings covers whatever its value. Closed: the recipes in every store depend on it.
+
+Any other setting was added when there were stores without it, and a run that was begun without it is read as one that has
+its default. So that default must do what was done before there was such a setting, must never change, and must not be
+replaced by a preset.
+"""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -76,12 +81,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class SyncSettings(BaseModel):
-    """How the learners of one run are synchronised. What is not stated comes from the preset.
-
-    A setting that is not in SETTINGS_ALWAYS_IN_DIGEST was added when there were stores without it. Its default must do
-    what was done before there was such a setting, must never change, and must not be replaced by a preset: a run that
-    was begun without the setting is read as one that has its default.
-    """
+    """How the learners of one run are synchronised. What is not stated comes from the preset."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
