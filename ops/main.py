@@ -3,11 +3,13 @@
 A command ends with one of the exit codes below, and with one sentence on standard error when something was wrong.
 
     0    done                             70   a mistake of isles itself; the traceback is in the log
-    2    a person can mend it             130  interrupted
+    1    it failed, or did not hold       130  interrupted
+    2    a person can mend it
     3, 4 a broker refused, or fenced, this process
     5    nobody answered
-    6    the broker's store failed
+    6    the broker's store failed, or is damaged
     7    the broker's disk is full
+    8    a running broker let go of what was being recomputed
 """
 
 from __future__ import annotations

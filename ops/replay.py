@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from isles.ops.history import chosen_fragments, tape_options
-from isles.proto.errors import RemoteDataError, UsageError
+from isles.proto.errors import RemoteDataError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from isles.ops.tape import Tape
-    from isles.outer.replay import Replayed, Stretch
+    from isles.outer.replay import Kind, Replayed, Stretch
 
-EXIT_DIFFERS: Final = 1
+EXIT_CODES: Final[dict[Kind, int]] = {"differs": 1, "unreadable": StoreError.exit_code, "outrun": 8}
+"""What each kind of difference ends the command with; the first one that any fragment has decides."""
+SENTENCES: Final[dict[Kind, str]] = {
+    "differs": "version {version} differs: {text}",
+    "unreadable": "version {version} cannot be recomputed: {text}",
+    "outrun": "version {version} was not reached: {text}",
+}
 
 TEXT: Final = """Recompute the versions of a run and compare them with what was committed.
 
 RUN is a folder of `isles up`, or the store folder of a broker; it may be running or not. Every version is made again
 from the oldest checkpoint that is kept: from its recipe and the contributions it names. Update, parameters, momentum
-and remainder must come out bit by bit. Ends with 0 if they do, else with 1 and the first difference.
+and remainder must come out bit by bit. Ends with 0 if they do. If not, the first version that does not is named, and
+the exit code is 1 where it differs from what was committed, 6 where something on tape is missing or damaged, and 8
+where a running broker let go of it before it was reached.
 
 How far back this goes is decided by broker.versions_kept; `isles up --keep-tape` keeps everything. Equal bits are
 promised on the build of isles, numpy and zstd that made the run.
@@ -51,7 +60,7 @@ def build(name: str) -> click.Command:
         else:
             for one in results:
                 click.echo(sentence(one))
-        return 0 if is_equal else EXIT_DIFFERS
+        return exit_code(results)
 
     return tape_options(replay)
 
@@ -66,7 +75,7 @@ def replay_run(tape: Tape, fragments: Sequence[int], to_version: int | None, *, 
         try:
             stretches[fragment] = find_stretch(tape, fragment, to_version=to_version)
         except RemoteDataError as error:
-            results[fragment] = Replayed(fragment, 0, 0, Difference(0, str(error)))
+            results[fragment] = Replayed(fragment, 0, 0, Difference(0, "unreadable", str(error)))
     newest = max((stretch.last for stretch in stretches.values()), default=0)
     if to_version is not None and stretches and to_version > newest:
         raise UsageError(f"there is no version {to_version} yet: the newest is {newest}")
@@ -98,11 +107,19 @@ def sentence(result: Replayed) -> str:
     name = f"fragment {result.fragment}"
     if result.difference is not None:
         equal = f"versions {result.first}..{result.last} are bit-equal, " if result.num_versions else ""
-        where = f"version {result.difference.version} differs" if result.difference.version else "cannot be replayed"
-        return f"{name}: {equal}{where}: {result.difference.text}"
+        difference = result.difference
+        if difference.kind == "unreadable" and not difference.version:
+            return f"{name}: cannot be replayed: {difference.text}"
+        return f"{name}: {equal}{SENTENCES[difference.kind].format(version=difference.version, text=difference.text)}"
     if not result.num_versions:
         return f"{name}: nothing to recompute after version {result.checkpoint}"
     return f"{name}: versions {result.first}..{result.last} recomputed, bit-equal"
+
+
+def exit_code(results: Sequence[Replayed]) -> int:
+    """What the command ends with: 0 if all fragments came out bit-equal."""
+    found = {one.difference.kind for one in results if one.difference is not None}
+    return next((code for kind, code in EXIT_CODES.items() if kind in found), 0)
 
 
 def as_json(result: Replayed) -> dict[str, Any]:
@@ -113,5 +130,5 @@ def as_json(result: Replayed) -> dict[str, Any]:
         "checkpoint": result.checkpoint,
         "last": result.last,
         "num_versions": result.num_versions,
-        "difference": None if difference is None else {"version": difference.version, "text": difference.text},
+        "difference": None if difference is None else asdict(difference),
     }

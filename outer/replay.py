@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from isles.outer.ledger import recipe_fault
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, make_version, optimizer_digest, parameters_digest
@@ -24,6 +24,11 @@ PAGE_VERSIONS: Final = 64
 """Versions that are read at a time: with their recipes a few hundred kilobytes."""
 MOVES_MAX: Final = 4
 """How often a tape may let go of what is being recomputed before that is given up: it is then too short to follow."""
+
+
+Kind = Literal["differs", "unreadable", "outrun"]
+"""Why a version did not come out: what was computed, or what is on tape, is not what was committed; something that it
+takes is missing or damaged; or a running broker let go of it before it was reached."""
 
 
 class Tape(Protocol):
@@ -54,15 +59,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that did not come out as the tape has it."""
+    """The first version that did not come out bit-equal, and why."""
 
     version: int
+    """Where the tape was too fast: the one that should have been reached."""
+    kind: Kind
     text: str
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of one fragment: versions `first`..`last` were recomputed, and perhaps one more that differs."""
+    """What came of one fragment: versions `first`..`last` were recomputed, and perhaps one more did not come out."""
 
     fragment: int
     checkpoint: int
@@ -81,7 +88,7 @@ class Replayed:
 
 
 class _DiffersError(IslesError):
-    """What was recomputed, or what is needed for it, is not what the tape says."""
+    """What was recomputed, or what is needed for it, is not what was committed."""
 
 
 class _MovedError(IslesError):
@@ -137,13 +144,14 @@ class Replay:
                 try:
                     stretch = find_stretch(self.tape, stretch.fragment, to_version=stretch.to_version)
                 except UsageError as error:
-                    return self._prevented(stretch, str(error))
+                    return self._outrun(stretch, str(error))
         text = "the run moves on faster than this machine recomputes: stop it first, or raise broker.versions_kept"
-        return self._prevented(stretch, text)
+        return self._outrun(stretch, text)
 
     @staticmethod
-    def _prevented(stretch: Stretch, text: str) -> Replayed:
-        return Replayed(stretch.fragment, stretch.start.version, stretch.start.version, Difference(stretch.last, text))
+    def _outrun(stretch: Stretch, text: str) -> Replayed:
+        start = stretch.start.version
+        return Replayed(stretch.fragment, start, start, Difference(stretch.last, "outrun", text))
 
     def _run(self, stretch: Stretch) -> Replayed:
         fragment, before = stretch.fragment, stretch.start
@@ -155,13 +163,14 @@ class Replay:
                 version = before.version + 1
                 info = next(entries, None)
                 if info is None:
-                    raise _DiffersError("it is not on tape")
+                    raise PayloadError("it is not on tape")
                 state = self._step(before, info, state)
                 before = info
                 self.on_version(fragment, version)
         except (_DiffersError, RemoteDataError) as error:
             self._check_kept(fragment, version)
-            return Replayed(fragment, stretch.start.version, before.version, Difference(version, str(error)))
+            kind: Kind = "differs" if isinstance(error, _DiffersError) else "unreadable"
+            return Replayed(fragment, stretch.start.version, before.version, Difference(version, kind, str(error)))
         return Replayed(fragment, stretch.start.version, before.version)
 
     def _check_kept(self, fragment: int, version: int) -> None:
@@ -178,7 +187,7 @@ class Replay:
     def _step(self, before: VersionInfo, info: VersionInfo, state: FragmentState) -> FragmentState:
         """The state of a version from that of the one before it. Raises _DiffersError, RemoteDataError."""
         if info.recipe is None or info.update is None:
-            raise _DiffersError("it has no recipe or no update on tape")
+            raise PayloadError("it has no recipe or no update on tape")
         if info.recipe_sha256 not in (None, info.recipe.digest()):
             raise _DiffersError("its recipe is not the one that was committed: its entry was changed or damaged")
         sync = self._settings_of(info.recipe)
@@ -211,7 +220,7 @@ class Replay:
             yield decode(self._read(blob, fragment, what), num_values=num_values)
 
     def _state_of(self, info: VersionInfo) -> FragmentState:
-        """The stored state of a checkpoint. Raises _DiffersError if it is not that of its version."""
+        """The stored state of a checkpoint. Raises _DiffersError if it is not that of its version, PayloadError."""
         parameters = self._read_vector(info.parameters, info.fragment, "the parameters of its checkpoint")
         if parameters is None or parameters_digest(parameters) != info.parameters_sha256:
             raise _DiffersError("the parameters of its checkpoint are not those that were committed")
@@ -232,7 +241,7 @@ class Replay:
         try:
             return self.tape.read(blob, bytes_max=bytes_max)
         except PayloadError as error:
-            raise _DiffersError(f"{what} cannot be read: {error}") from error
+            raise PayloadError(f"{what} cannot be read: {error}") from error
 
 
 def _entries(tape: Tape, fragment: int, first: int) -> Iterator[VersionInfo]:

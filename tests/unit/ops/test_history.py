@@ -17,7 +17,7 @@ from isles.brokers.store.index import Commitment, StoredLearner, StoredRow
 from isles.brokers.store.store import Store
 from isles.ops.history import as_json, describe, newest, rejection_lines, render
 from isles.ops.rejections import find_rejections
-from isles.ops.replay import sentence
+from isles.ops.replay import exit_code, sentence
 from isles.ops.tape import StoreTape, open_tape, store_of
 from isles.outer.replay import Difference, Replayed
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
@@ -247,12 +247,29 @@ def test_blobs_that_are_missing_or_too_long_are_refused(store: Path) -> None:
         (Replayed(2, 4, 9), "fragment 2: versions 5..9 recomputed, bit-equal"),
         (Replayed(2, 4, 4), "fragment 2: nothing to recompute after version 4"),
         (
-            Replayed(2, 4, 6, Difference(7, "its update is damaged")),
-            "fragment 2: versions 5..6 are bit-equal, version 7 differs: its update is damaged",
+            Replayed(2, 4, 6, Difference(7, "differs", "its update is another one")),
+            "fragment 2: versions 5..6 are bit-equal, version 7 differs: its update is another one",
         ),
-        (Replayed(2, 4, 4, Difference(5, "why")), "fragment 2: version 5 differs: why"),
-        (Replayed(2, 0, 0, Difference(0, "why")), "fragment 2: cannot be replayed: why"),
+        (
+            Replayed(2, 4, 6, Difference(7, "unreadable", "its update is damaged")),
+            "fragment 2: versions 5..6 are bit-equal, version 7 cannot be recomputed: its update is damaged",
+        ),
+        (Replayed(2, 4, 4, Difference(5, "differs", "why")), "fragment 2: version 5 differs: why"),
+        (Replayed(2, 0, 0, Difference(0, "differs", "why")), "fragment 2: version 0 differs: why"),
+        (Replayed(2, 0, 0, Difference(0, "unreadable", "why")), "fragment 2: cannot be replayed: why"),
+        (Replayed(2, 4, 4, Difference(5, "outrun", "why")), "fragment 2: version 5 was not reached: why"),
     ],
 )
 def test_what_came_of_a_fragment_is_one_sentence(result: Replayed, text: str) -> None:
     assert sentence(result) == text
+
+
+def test_the_exit_code_tells_a_difference_from_damage_and_both_from_a_tape_that_was_too_fast() -> None:
+    good = Replayed(0, 0, 9)
+    differs, unreadable, outrun = (
+        Replayed(1, 0, 3, Difference(4, kind, "why")) for kind in ("differs", "unreadable", "outrun")
+    )
+    assert exit_code([]) == exit_code([good]) == 0
+    assert [exit_code([good, one]) for one in (differs, unreadable, outrun)] == [1, 6, 8]
+    assert exit_code([outrun, unreadable, differs]) == 1
+    assert exit_code([outrun, good, unreadable]) == 6

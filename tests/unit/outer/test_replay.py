@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isles.outer.optimizer import FragmentState, make_version, optimizer_digest, parameters_digest
-from isles.outer.replay import Replay, Replayed, find_stretch
+from isles.outer.replay import MOVES_MAX, Difference, Kind, Replay, Replayed, find_stretch
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.errors import PayloadError, RemoteDataError, UsageError
@@ -20,6 +20,7 @@ from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import Averages, BlobRef, Ingredient, Recipe, VersionInfo
 
 NUM_VALUES = 300
+FASTER = "the run moves on faster than this machine recomputes: stop it first, or raise broker.versions_kept"
 OLD = SyncSettings(num_fragments=1, codec_up="fp32", codec_down="int8", outer_momentum=0.0)
 NEW = SyncSettings(num_fragments=1, codec_up="int4", codec_down="int4", outer_momentum=0.9)
 MANIFEST = Manifest.build([TensorSpec("only", (NUM_VALUES,), "float32", "parameter")], {}, 1)
@@ -183,7 +184,21 @@ def test_a_tape_that_lets_go_of_the_end_that_was_asked_for_is_named(tape: Memory
     let_go(tape, 3)
     found = Replay(tape, RECORD).run(stretch).difference
     assert found is not None
+    assert found.kind == "outrun"
     assert "version 2 of fragment 0 is not on tape any more" in found.text
+
+
+def test_a_tape_that_lets_go_of_every_beginning_is_not_called_different(tape: MemoryTape) -> None:
+    """Each checkpoint is there when the tape is looked at, and has gone by the time it is read."""
+    for version in range(1, 7):
+        tape.change(version, parameters=tape.infos[0].parameters)
+    let_go(tape, 1)
+    stretch = find_stretch(tape, 0)
+    tape.blobs.clear()
+    gone = iter(range(2, 7))
+    tape.on_read = lambda: let_go(tape, next(gone))
+    assert Replay(tape, RECORD).run(stretch).difference == Difference(6, "outrun", FASTER)
+    assert next(gone) == 2 + MOVES_MAX
 
 
 def test_a_fragment_without_any_checkpoint_is_refused(tape: MemoryTape) -> None:
@@ -193,9 +208,10 @@ def test_a_fragment_without_any_checkpoint_is_refused(tape: MemoryTape) -> None:
         find_stretch(tape, 0)
 
 
-def difference(tape: MemoryTape) -> tuple[int, str]:
+def difference(tape: MemoryTape, kind: Kind = "differs") -> tuple[int, str]:
     result = replay(tape)
     assert result.difference is not None
+    assert result.difference.kind == kind
     assert result.last == max(0, result.difference.version - 1)
     return result.difference.version, result.difference.text
 
@@ -204,7 +220,7 @@ def test_a_damaged_payload_is_named_with_its_learner(tape: MemoryTape) -> None:
     recipe = tape.infos[2].recipe
     assert recipe is not None
     tape.damage(BlobRef(digest=recipe.ingredients[1].digest, size_bytes=recipe.ingredients[1].size_bytes))
-    version, text = difference(tape)
+    version, text = difference(tape, "unreadable")
     assert version == 2
     assert "the payload of us-1's contribution 2 cannot be read" in text
     assert "damaged" in text
@@ -214,15 +230,22 @@ def test_a_missing_payload_is_named(tape: MemoryTape) -> None:
     recipe = tape.infos[5].recipe
     assert recipe is not None
     del tape.blobs[recipe.ingredients[0].digest]
-    version, text = difference(tape)
+    version, text = difference(tape, "unreadable")
     assert version == 5
     assert "us-0's contribution 5 cannot be read" in text
     assert "not in the store" in text
 
 
+def test_a_payload_that_the_recipe_names_by_another_digest_is_named(tape: MemoryTape) -> None:
+    tape.change_ingredient(5, digest="0" * 64)
+    version, text = difference(tape, "unreadable")
+    assert version == 5
+    assert "us-0's contribution 5 cannot be read" in text
+
+
 def test_a_damaged_update_is_named(tape: MemoryTape) -> None:
     tape.damage(tape.infos[3].update)
-    version, text = difference(tape)
+    version, text = difference(tape, "unreadable")
     assert version == 3
     assert "its update cannot be read" in text
 
@@ -230,7 +253,7 @@ def test_a_damaged_update_is_named(tape: MemoryTape) -> None:
 @pytest.mark.parametrize("part", ["parameters", "momentum", "remainder"])
 def test_a_damaged_checkpoint_on_the_way_is_named(part: str, tape: MemoryTape) -> None:
     tape.damage(getattr(tape.infos[4], part))
-    version, text = difference(tape)
+    version, text = difference(tape, "unreadable")
     assert version == 4
     assert f"the {part} of its checkpoint cannot be read" in text
 
@@ -269,7 +292,6 @@ def test_a_changed_recipe_is_found(change: dict[str, Any], text: str, tape: Memo
         ({"clip": 0.5}, "recomputed, its parameters, update, momentum and remainder differ"),
         ({"tokens": 11}, "its recipe adds 31 tokens, its total grows by 30"),
         ({"base_version": 5}, "contribution of us-0 with the later base version 5"),
-        ({"digest": "0" * 64}, "us-0's contribution 5 cannot be read"),
         ({"id": ContributionId("us-0", 3, "ab" * 8, 5)}, "contribution of us-0 to fragment 3"),
         ({"id": ContributionId("zz", 0, "ab" * 8, 5)}, "not in strictly rising id order"),
     ],
@@ -287,7 +309,6 @@ def test_a_changed_ingredient_is_found(change: dict[str, Any], text: str, tape: 
         ({"parameters_sha256": "0" * 64}, "recomputed, its parameters differ"),
         ({"optimizer_sha256": "0" * 64}, "recomputed, its momentum and remainder differ"),
         ({"num_participants": 3}, "it counts 3 participants, its recipe has 2"),
-        ({"recipe": None}, "it has no recipe or no update on tape"),
     ],
 )
 def test_a_changed_entry_is_found(change: dict[str, Any], text: str, tape: MemoryTape) -> None:
@@ -295,6 +316,11 @@ def test_a_changed_entry_is_found(change: dict[str, Any], text: str, tape: Memor
     version, found = difference(tape)
     assert version == 5
     assert text in found
+
+
+def test_an_entry_without_its_recipe_is_named(tape: MemoryTape) -> None:
+    tape.change(5, recipe=None)
+    assert difference(tape, "unreadable") == (5, "it has no recipe or no update on tape")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +347,7 @@ def test_a_missing_entry_is_found(tape: MemoryTape) -> None:
     del tape.infos[3]
     result = Replay(tape, RECORD).run(stretch)
     assert result.difference is not None
-    assert (result.difference.version, result.last) == (3, 2)
+    assert (result.difference.version, result.difference.kind, result.last) == (3, "unreadable", 2)
     assert "version 4 of fragment 0 where version 3 of fragment 0 belongs" in result.difference.text
 
 
