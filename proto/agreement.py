@@ -70,9 +70,9 @@ SETTINGS_ALWAYS_IN_DIGEST: Final = frozenset(
 )
 """What the digest of a run's settings covers whatever its value. Closed: the recipes in every store depend on it.
 
-Any other setting was added when there were stores without it, and a run that was begun without it is read as one that has
-its default. So that default must do what was done before there was such a setting, must never change, and must not be
-replaced by a preset.
+Any other setting was added when there were stores without it, and a run that was begun without it is read as one that
+has its default. So that default must do what was done before there was such a setting, must never change, and must not
+be replaced by a preset.
 """
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
