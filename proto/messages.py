@@ -258,6 +258,30 @@ class Totals(Part):
     """Payload bytes of all published updates, each counted once."""
 
 
+class WarningInfo(Part):
+    """Something that is wrong with a run although every process works, for as long as it lasts."""
+
+    name: Annotated[str, Field(max_length=64)]
+    """Of the log event that it began with."""
+    subject: Annotated[str, Field(max_length=64)] = ""
+    """The learner, or the part of the store, that it is about; empty = the run."""
+    text: Text
+    """What is wrong and what to do, for people."""
+    since_unix: NotNegative
+
+
+class StoreInfo(Part):
+    """How full a broker's store is."""
+
+    stored_bytes: Count
+    """Of all payloads."""
+    stored_bytes_max: Count | None = None
+    """None = only the disk bounds them."""
+    disk_free_bytes: Count
+    disk_free_bytes_min: Count = 0
+    """With less than that free, uploads wait."""
+
+
 class Limits(Part):
     """What the broker asks of its clients."""
 
@@ -291,6 +315,8 @@ class Hello(Message):
     """Empty = has no model yet and will build it from the run record."""
     stated: dict[Annotated[str, Field(max_length=128)], Scalar] = {}
     """Settings this process was given on purpose, dotted; each must equal the run's."""
+    store: Annotated[str, Field(max_length=64)] = ""
+    """The store that this process's state is of, as WELCOME named it; empty = it has none. Another one is refused."""
 
 
 class Welcome(Message):
@@ -310,6 +336,8 @@ class Welcome(Message):
     """The asking learner's own rows."""
     shards: Cursor = {}
     """The data shards the asking learner holds, with their cursors."""
+    store: Annotated[str, Field(max_length=64)] = ""
+    """Random name of the store, drawn once: tells two runs of one name apart."""
 
 
 class Init(Message):
@@ -530,6 +558,8 @@ class Lease(Message):
 
     tag = 40
     fragments: Annotated[tuple[FragmentId, ...], Field(max_length=4096)]
+    num_required: Annotated[int, Field(ge=0, le=LEARNERS_MAX)] = 0
+    """Live learners without which I merge nothing; for whoever asks for the status."""
 
 
 class Leased(Message):
@@ -694,6 +724,16 @@ class Status(Message):
     leases: Annotated[tuple[LeaseInfo, ...], Field(max_length=4096)] = ()
     reports: Annotated[tuple[ReportInfo, ...], Field(max_length=4096)] = ()
     totals: Totals = Totals()
+    warnings: Annotated[tuple[WarningInfo, ...], Field(max_length=256)] = ()
+    """What lasts now, the oldest first."""
+    unix: NotNegative = 0.0
+    """The broker's clock, in seconds since 1970; 0 = not told."""
+    version: Annotated[str, Field(max_length=64)] = ""
+    """Of the broker's isles; empty = not told."""
+    limits: Limits | None = None
+    store: StoreInfo | None = None
+    num_required: Count = 0
+    """Live learners without which the outer merges nothing; 0 = any number will do."""
 
 
 # ----------------------------------------------------------------------------------------------------- hints and errors
