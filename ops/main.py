@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "outer": _Entry("isles.ops.processes", "Merge contributions into new versions."),
     "worker": _Entry("isles.ops.processes", "Train: one learner."),
     "evaluate": _Entry("isles.ops.processes", "Validate the global parameters while they change."),
+    "keys": _Entry("isles.ops.keys", "Say who may talk to a broker: make, list, change and end keys."),
     "status": _Entry("isles.ops.status", "Show what a broker knows of its run."),
     "init": _Entry("isles.ops.init", "Start a run from given weights."),
     "change": _Entry("isles.ops.change", "Give a stopped run other settings."),
