@@ -22,9 +22,10 @@ from rich.text import Text
 from isles.ops.log_watch import Warned
 from isles.ops.summary import bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
-from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text, sparkline
+from isles.ops.wording import amount, bytes_text, counted, loss_unit, percent, rate, seconds_text, sparkline
 from isles.proto.agreement import Budget
 from isles.proto.messages import LearnerInfo, ReportInfo, Status
+from isles.workers.task import BUILT_IN
 
 REDRAW_SECONDS: Final = 0.25
 LINE_SECONDS: Final = 10.0
@@ -49,6 +50,7 @@ class View:
     regions: Mapping[str, str]
     """Worker id -> region."""
     started_at: float
+    task: str = BUILT_IN
     status: Status | None = None
     status_at: float | None = None
     unix: float = 0.0
@@ -293,7 +295,7 @@ def _loss(view: View) -> Text:
     if len(values) > 1:
         text.append(" → ", style="dim")
         text.append(f"{last_loss(view.reports):.3f}", style="bold green")
-        text.append(" nats per byte  ", style="dim")
+        text.append(f"{loss_unit(view.task)}  ", style="dim")
         text.append(sparkline([report.value for report in values], SPARK_WIDTH), style="cyan")
     return text
 

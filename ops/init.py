@@ -160,10 +160,9 @@ def _with_settings_of(weights: Path, asked: Config) -> Config:
 
 
 def _sentence(config: Config, weights: Path, manifest: Manifest) -> str:
-    from isles.ops.wording import amount
+    from isles.ops.wording import amount, fragments_text
 
     run = config.section("run", RunSettings)
-    return (
-        f"started the run {run.id} from {weights}: {amount(manifest.num_values)} values in {len(manifest.fragments)} "
-        "fragments"
-    )
+    num_fragments = manifest.num_parameter_fragments
+    fragments = fragments_text(num_fragments, has_buffers=len(manifest.fragments) > num_fragments)
+    return f"started the run {run.id} from {weights}: {amount(manifest.num_values)} parameters in {fragments}"

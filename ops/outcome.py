@@ -22,6 +22,7 @@ from isles.ops.wording import make_console
 from isles.proto.agreement import Budget
 from isles.proto.errors import UsageError
 from isles.proto.messages import ReportInfo, Status
+from isles.workers.task import BUILT_IN
 
 
 class RunFailedError(UsageError):
@@ -40,6 +41,8 @@ def write_summary(
     starts: int,
     restarts: Mapping[str, int],
     culprit: str,
+    task: str,
+    num_fragments: int,
 ) -> Summary:
     """Writes `summary.json`; `status` and `reports` are the last that the broker said, `culprit` the child to blame."""
     text = end.text
@@ -58,6 +61,8 @@ def write_summary(
         wall_seconds=wall_seconds,
         starts=starts,
         restarts=restarts,
+        task=task,
+        num_fragments=num_fragments,
         corpus_sha256=corpus_sha256,
     )
     write_whole(folder.summary, summary.model_dump_json(indent=2) + "\n")
@@ -68,7 +73,7 @@ def tell(folder: RunFolder, summary: Summary, budget: Budget) -> None:
     """Prints the summary and what can be done next."""
     console = make_console()
     console.print(render_summary(summary))
-    for what, command in next_steps(folder, summary.status, budget):
+    for what, command in next_steps(folder, summary.status, summary.task, budget):
         console.print(Text.assemble((f"  {what:16} ", "dim"), command), soft_wrap=True)
 
 
@@ -85,7 +90,7 @@ def tell_again(folder: RunFolder, found: Mapping[str, Any], budget: Budget, *, i
     return 0
 
 
-def next_steps(folder: RunFolder, status: str, budget: Budget) -> list[tuple[str, str]]:
+def next_steps(folder: RunFolder, status: str, task: str, budget: Budget) -> list[tuple[str, str]]:
     """What a person may want to do now, each with its command."""
     isles, run_dir = typed_command(), quote(str(folder.path))
     if status != "finished":
@@ -94,10 +99,15 @@ def next_steps(folder: RunFolder, status: str, budget: Budget) -> list[tuple[str
     another = quote(f"{folder.path}-2")
     return [
         ("parameters", str(folder.model)),
-        ("try them", f'{isles} sample --run-dir {run_dir} --prompt "def "'),
+        ("try them", f"{isles} sample --run-dir {run_dir} {_prompt(task)}"),
         ("train longer", f"{isles} up --run-dir {run_dir} {longer}"),
         ("start over", f"{isles} up --run-dir {another}, or delete {folder.path} first"),
     ]
+
+
+def _prompt(task: str) -> str:
+    """Code of one's own is named anew each time, and what it can continue is known to its author alone."""
+    return '--prompt "def "' if task == BUILT_IN else f'--task {quote(task)} --prompt "..."'
 
 
 def typed_command() -> str:

@@ -20,7 +20,7 @@ from isles.ops.supervision import End, Role, Supervision
 from isles.ops.supervisor import Signals, Supervisor
 from isles.ops.watch import StatusWatch, watch
 from isles.ops.wording import make_console
-from isles.proto.agreement import Budget, RunRecord
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config, RunSettings, flag_name
 from isles.proto.logs import Logger, make_logger
@@ -66,6 +66,10 @@ class Start:
     @property
     def _budget(self) -> Budget:
         return self.config.section("run", RunSettings).budget
+
+    @property
+    def _task(self) -> str:
+        return self.config.section("run", RunSettings).task
 
     def _begin(self) -> Logger:
         """Writes down what the run is now, and says so in its log."""
@@ -115,6 +119,7 @@ class Start:
             children=supervision.children,
             regions=self.config.section("up", UpSettings).worker_ids,
             started_at=now,
+            task=self._task,
             restarts_before=sum(self.state.restarts.values()),
         )
         if self.changes:
@@ -147,6 +152,8 @@ class Start:
             starts=self.state.num_starts,
             restarts=self.state.restarts,
             culprit=culprit,
+            task=self._task,
+            num_fragments=self.config.section("sync", SyncSettings).num_fragments,
         )
         logger.info("run.finished", status=summary.status, summary=summary.model_dump(mode="json"))
         self.folder.tidy()

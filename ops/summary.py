@@ -35,7 +35,7 @@ class Loss(BaseModel):
 
 
 class Summary(BaseModel):
-    """The content of `summary.json`; losses are in nats per byte, of the global parameters."""
+    """The content of `summary.json`; losses are of the global parameters, those of the task `gpt` in nats per byte."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,6 +43,7 @@ class Summary(BaseModel):
     text: str = ""
     """One sentence about why it ended."""
     run: str = ""
+    task: str = "gpt"
     progress: float = 0.0
     tokens_produced: int = 0
     tokens_merged: int = 0
@@ -67,6 +68,9 @@ class Summary(BaseModel):
     restarts_by_process: dict[str, int] = {}
     num_parameters: int = 0
     num_fragments: int = 0
+    """Of parameters."""
+    has_buffers: bool = False
+    """Whether there is one more fragment, of the buffers that are merged."""
     num_learners: int = 0
     corpus_sha256: str = ""
     losses: tuple[Loss, ...] = ()
@@ -126,9 +130,14 @@ def summarise(
     wall_seconds: float,
     starts: int = 1,
     restarts: Mapping[str, int],
+    task: str,
+    num_fragments: int,
     corpus_sha256: str = "",
 ) -> Summary:
-    """The summary out of the broker's last words; without a status, of what `up` itself knows."""
+    """The summary out of the broker's last words; without a status, of what `up` itself knows.
+
+    `num_fragments` is P: what the broker has besides is the fragment of buffers.
+    """
     own: dict[str, Any] = {
         "status": ended,
         "text": text,
@@ -136,16 +145,17 @@ def summarise(
         "starts": starts,
         "restarts": sum(restarts.values()),
         "restarts_by_process": {name: count for name, count in sorted(restarts.items()) if count},
+        "task": task,
         "corpus_sha256": corpus_sha256,
     }
     reports = list(reports)
     curve = [Loss(tokens=report.tokens, value=report.value) for report in losses(reports)]
     own["losses"] = tuple(chosen_evenly(curve, LOSSES_MAX))
     own |= {"val_loss_first": first_loss(reports), "val_loss_last": last_loss(reports)}
-    return Summary(**own, **({} if status is None else _figures(status)))
+    return Summary(**own, **({} if status is None else _figures(status, num_fragments)))
 
 
-def _figures(status: Status) -> dict[str, Any]:
+def _figures(status: Status, num_fragments: int) -> dict[str, Any]:
     """What the broker knows."""
     totals = status.totals
     return {
@@ -163,6 +173,7 @@ def _figures(status: Status) -> dict[str, Any]:
         "bits_per_parameter_down": bits_down(status),
         "contributions": Contributions(merged=totals.merged, rejected=totals.rejected, expired=totals.expired),
         "num_parameters": status.num_parameters,
-        "num_fragments": len(status.fragments),
+        "num_fragments": min(num_fragments, len(status.fragments)),
+        "has_buffers": len(status.fragments) > num_fragments,
         "num_learners": len(status.learners),
     }

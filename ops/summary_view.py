@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isles.ops.summary import Summary
-from isles.ops.wording import amount, bytes_text, counted, percent, seconds_text, sparkline
+from isles.ops.wording import amount, bytes_text, fragments_text, loss_unit, percent, seconds_text, sparkline
 
 SPARK_WIDTH: Final = 24
 
@@ -36,7 +36,7 @@ def _summary_grid(summary: Summary) -> Table:
     grid.add_column()
     if summary.val_loss_last is not None:
         first = "unknown" if summary.val_loss_first is None else f"{summary.val_loss_first:.3f}"
-        loss = Text.assemble(f"{first} → ", (f"{summary.val_loss_last:.3f}", "bold"), " nats per byte  ")
+        loss = Text.assemble(f"{first} → ", (f"{summary.val_loss_last:.3f}", "bold"), f"{loss_unit(summary.task)}  ")
         loss.append(sparkline([loss.value for loss in summary.losses], SPARK_WIDTH), style="cyan")
         grid.add_row("  validation loss", loss)
     share = summary.tokens_merged / summary.tokens_produced if summary.tokens_produced else 0.0
@@ -59,8 +59,8 @@ def _summary_grid(summary: Summary) -> Table:
         "  bytes",
         f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down",
     )
-    num_fragments = counted(summary.num_fragments, "fragment")
-    grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {num_fragments}")
+    fragments = fragments_text(summary.num_fragments, has_buffers=summary.has_buffers)
+    grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {fragments}")
     grid.add_row("  restarts", _restarts(summary))
     return grid
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from isles.workers.task import BUILT_IN
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,6 +45,16 @@ def amount(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things: `1 round`, `12,345 rounds`."""
     return f"{amount(count)} {noun}" if count == 1 else f"{amount(count)} {noun}s"
+
+
+def fragments_text(count: int, *, has_buffers: bool) -> str:
+    """What a model is split into: `4 fragments`, and its buffers if any are merged."""
+    return counted(count, "fragment") + (" and buffers" if has_buffers else "")
+
+
+def loss_unit(task: str) -> str:
+    """The unit of a task's validation loss, with a space before it; a task of one's own has not said any."""
+    return " nats per byte" if task == BUILT_IN else ""
 
 
 def rate(value: float) -> str:

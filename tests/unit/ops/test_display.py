@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,6 +26,8 @@ from isles.ops.summary_view import render_summary
 from isles.ops.supervision import Child
 from isles.proto.agreement import Budget
 from isles.proto.messages import LearnerInfo, ReportInfo, Status, Totals, VersionInfo
+
+TRAINED: dict[str, Any] = {"task": "gpt", "num_fragments": 1}
 
 
 def report(seq: int, value: float) -> ReportInfo:
@@ -210,6 +213,7 @@ def test_the_summary_tells_what_came_of_the_run(view: View) -> None:
         text="the budget is reached",
         wall_seconds=125.0,
         restarts={"us-0": 2},
+        **TRAINED,
     )
     text = text_of(render_summary(summary))
     for part in (
@@ -224,11 +228,31 @@ def test_the_summary_tells_what_came_of_the_run(view: View) -> None:
         assert part in text, part
 
 
+def test_a_loss_has_the_unit_of_what_is_trained(view: View) -> None:
+    assert view.status is not None
+    view.task = "spirals:make"
+    summary = summarise(
+        view.status, view.reports, ended="finished", text="", wall_seconds=1.0, restarts={}, task=view.task,
+        num_fragments=1,
+    )  # fmt: skip
+    for text in (text_of(render(view, 50.0)), text_of(render_summary(summary))):
+        assert "5.500 → 3.250 " in text
+        assert "nats" not in text
+
+
+def test_buffers_that_are_merged_are_named_beside_the_fragments(view: View) -> None:
+    assert view.status is not None
+    both = tuple(VersionInfo(fragment=n, version=3, parameters_sha256="0" * 64) for n in range(2))
+    status = view.status.model_copy(update={"fragments": both})
+    summary = summarise(status, [], ended="finished", text="", wall_seconds=1.0, restarts={}, **TRAINED)
+    assert "1,000 parameters in 1 fragment and buffers" in text_of(render_summary(summary))
+
+
 def test_the_time_of_earlier_starts_is_told_as_such() -> None:
-    summary = summarise(None, [], ended="failed", text="no broker", wall_seconds=46.0, starts=2, restarts={})
+    summary = summarise(None, [], ended="failed", text="no broker", wall_seconds=46.0, starts=2, restarts={}, **TRAINED)
     assert "Failed after 46 s in 2 starts: no broker." in text_of(render_summary(summary))
 
 
 def test_a_run_that_never_began_has_a_headline_only() -> None:
-    summary = summarise(None, [], ended="failed", text="no broker", wall_seconds=1.0, restarts={})
+    summary = summarise(None, [], ended="failed", text="no broker", wall_seconds=1.0, restarts={}, **TRAINED)
     assert text_of(render_summary(summary)).split() == ["Failed", "after", "1.0", "s:", "no", "broker."]

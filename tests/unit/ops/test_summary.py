@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from isles.ops.summary import (
@@ -20,6 +22,9 @@ KEYS = {
     "val_loss_last", "participation_mean", "staleness_mean", "fraction_mean", "bytes_up", "bytes_down",
     "bits_per_parameter_up", "bits_per_parameter_down", "contributions", "restarts", "corpus_sha256",
 }  # fmt: skip
+
+
+TRAINED: dict[str, Any] = {"task": "gpt", "num_fragments": 2}
 
 
 def report(seq: int, value: float, *versions: int, name: str = "validation_loss") -> ReportInfo:
@@ -84,6 +89,8 @@ def test_a_summary_has_what_others_read_from_it(status: Status) -> None:
         text="done",
         wall_seconds=12.34567,
         restarts={"outer": 2, "us-0": 0},
+        task="gpt",
+        num_fragments=2,
         corpus_sha256="ff",
     ).model_dump()
     assert made.keys() >= KEYS
@@ -95,13 +102,23 @@ def test_a_summary_has_what_others_read_from_it(status: Status) -> None:
 
 
 def test_without_a_word_from_the_broker_there_is_still_a_summary() -> None:
-    made = summarise(None, [], ended="failed", text="no broker", wall_seconds=1.0, restarts={"broker": 7})
+    made = summarise(None, [], ended="failed", text="no broker", wall_seconds=1.0, restarts={"broker": 7}, **TRAINED)
     assert (made.status, made.text, made.restarts, made.rounds_committed) == ("failed", "no broker", 7, 0)
+
+
+@pytest.mark.parametrize(("of_parameters", "has_buffers"), [(2, False), (1, True)])
+def test_the_fragment_of_buffers_is_not_counted_among_those_of_parameters(
+    of_parameters: int, has_buffers: bool, status: Status
+) -> None:
+    made = summarise(
+        status, [], ended="finished", text="", wall_seconds=1.0, restarts={}, task="gpt", num_fragments=of_parameters
+    )
+    assert (made.num_fragments, made.has_buffers) == (of_parameters, has_buffers)
 
 
 def test_a_long_curve_is_thinned_but_keeps_its_ends(status: Status) -> None:
     reports = [report(n + 1, 5.0 - n / 1000, n, n) for n in range(1000)]
-    made = summarise(status, reports, ended="finished", text="", wall_seconds=1.0, restarts={})
+    made = summarise(status, reports, ended="finished", text="", wall_seconds=1.0, restarts={}, **TRAINED)
     assert len(made.losses) == LOSSES_MAX
     assert (made.losses[0].value, made.losses[-1].value) == (5.0, reports[-1].value)
 

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.ops.wording import BARS, amount, bytes_text, counted, percent, rate, seconds_text, sparkline
+from isles.ops.wording import (
+    BARS,
+    amount,
+    bytes_text,
+    counted,
+    fragments_text,
+    percent,
+    rate,
+    seconds_text,
+    sparkline,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +102,8 @@ def test_a_reader_who_left_does_not_end_what_is_printed_for_him() -> None:
     with os.fdopen(writer, "wb") as pipe:
         done = subprocess.run([sys.executable, "-P", "-c", program], stdout=pipe, stderr=subprocess.PIPE, check=False)
     assert (done.stderr, done.returncode) == (b"went on", 0)
+
+
+def test_fragments_are_counted_without_the_one_of_buffers() -> None:
+    assert fragments_text(1, has_buffers=False) == "1 fragment"
+    assert fragments_text(4, has_buffers=True) == "4 fragments and buffers"
