@@ -43,8 +43,8 @@ class SqliteIndex:
         if found != FORMAT:
             self.close()
             raise StoreError(
-                f"the index {path} has format {found}, this broker reads and writes {FORMAT}: finish its run with the "
-                "isles that began it, or give this broker an empty store folder"
+                f"the index {path} has format {found}, and this build of isles knows only {FORMAT}: use the build that "
+                "began its run, or begin another run in an empty folder; nothing in it was changed"
             )
 
     def _format(self) -> int:

@@ -292,7 +292,7 @@ def test_an_index_of_another_format_is_refused_and_left_alone(tmp_path: Path, fo
     database.execute("INSERT INTO meta VALUES ('format', ?)", (found,))
     database.commit()
     database.close()
-    with pytest.raises(StoreError, match="finish its run with the isles that began it"):
+    with pytest.raises(StoreError, match="use the build that began its run"):
         SqliteIndex(tmp_path / "index.sqlite")
     database = sqlite3.connect(tmp_path / "index.sqlite")
     assert len(database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()) == 2

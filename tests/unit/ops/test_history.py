@@ -15,13 +15,14 @@ from rich.console import Console
 from isles.brokers.retained import REJECTED_COUNTER, RUN_RECORD
 from isles.brokers.store.index import Commitment, StoredLearner, StoredRow
 from isles.brokers.store.store import Store
+from isles.ops.changes import read_record
 from isles.ops.history import as_json, describe, newest, rejection_lines, render
 from isles.ops.rejections import find_rejections
 from isles.ops.replay import exit_code, sentence
 from isles.ops.tape import StoreTape, open_tape, store_of
 from isles.outer.replay import Difference, Replayed
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
-from isles.proto.errors import PayloadError, UnreachableError, UsageError
+from isles.proto.errors import PayloadError, StoreError, UnreachableError, UsageError
 from isles.proto.ids import ContributionId
 from isles.proto.messages import BlobRef, Contribution, Ingredient, Recipe, VersionInfo
 
@@ -183,6 +184,18 @@ def test_a_store_without_a_run_is_refused(tmp_path: Path) -> None:
     Store.open(tmp_path / "store").close()
     with pytest.raises(UsageError, match="has no run yet"):
         StoreTape(tmp_path / "store")
+
+
+def test_a_store_of_another_format_is_refused_by_whoever_opens_it_in_one_sentence(store: Path) -> None:
+    with closing(sqlite3.connect(store / "index.sqlite")) as database, database:
+        database.execute("UPDATE meta SET value = x'31' WHERE key = 'format'")
+    said = set()
+    for open_it in (StoreTape, read_record, Store.open):
+        with pytest.raises(StoreError, match="has format 1, and this build of isles knows only") as caught:
+            open_it(store)
+        said.add(str(caught.value))
+    assert len(said) == 1
+    assert "broker" not in said.pop()
 
 
 def test_a_folder_and_a_broker_are_one_too_many(store: Path) -> None:
