@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -168,13 +168,31 @@ def render(found: Mapping[str, Any], place: str) -> list[RenderableType]:
     from rich.text import Text
 
     parts: list[RenderableType] = [Text.assemble((f"run {found['run']}", "bold"), f" at {place}")]
+    times = [_local(one["committed_unix"]) for fragment in found["fragments"] for one in fragment["versions"]]
+    known = [time for time in times if time is not None]
+    parts += [Text(line) for line in time_lines(known)]
+    has_days = len({time.date() for time in known}) > 1
     has_changed = len(found["settings"]) > 1
     parts += [Text(line) for line in settings_lines(found["settings"])]
     for fragment in found["fragments"]:
         versions = fragment["versions"]
-        parts += [Text(), Text(f"fragment {fragment['fragment']}", style="bold"), _table(versions, has_changed)]
+        parts += [
+            Text(),
+            Text(f"fragment {fragment['fragment']}", style="bold"),
+            _table(versions, has_changed, has_days),
+        ]
     parts += [Text(line) for line in rejection_lines(found["num_rejected"], found["rejections"])]
     return parts
+
+
+def time_lines(times: Sequence[datetime]) -> Iterator[str]:
+    """In which zone the times are told, and of which day; the days stand in the tables if there are several."""
+    if not times:
+        return
+    zones = " and ".join(sorted({time.tzname() or "" for time in times}))
+    days = sorted({time.date() for time in times})
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    yield f"{when}, times in {zones}"
 
 
 def settings_lines(settings: list[dict[str, Any]]) -> Iterator[str]:
@@ -184,7 +202,7 @@ def settings_lines(settings: list[dict[str, Any]]) -> Iterator[str]:
         yield f"settings epoch {epoch}: {', '.join(changes)}"
 
 
-def _table(versions: Iterable[dict[str, Any]], has_changed: bool) -> Table:
+def _table(versions: Iterable[dict[str, Any]], has_changed: bool, has_days: bool) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -196,7 +214,12 @@ def _table(versions: Iterable[dict[str, Any]], has_changed: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("kept", no_wrap=True)
     shown_epoch: int | None = None
+    shown_day: date | None = None
     for one in versions:
+        time = _local(one["committed_unix"])
+        if has_days and time is not None and time.date() != shown_day:
+            shown_day = time.date()
+            table.add_row("", "", f"[cyan]{shown_day}[/]")
         epoch = one["settings_epoch"]
         if has_changed and epoch is not None and epoch != shown_epoch:
             shown_epoch = epoch
@@ -207,11 +230,13 @@ def _table(versions: Iterable[dict[str, Any]], has_changed: bool) -> Table:
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     kept = "[green]checkpoint[/]" if one["is_checkpoint"] else "tape" if one["is_on_tape"] else ""
+    time = _local(one["committed_unix"])
+    clock = "" if time is None else f"{time:%H:%M:%S}"
     if one["fraction"] is None:
-        return (str(one["version"]), _time(one["committed_unix"]), "[dim]beginning[/]", "", "", "", "", "", kept)
+        return (str(one["version"]), clock, "[dim]beginning[/]", "", "", "", "", "", kept)
     return (
         str(one["version"]),
-        _time(one["committed_unix"]),
+        clock,
         _names(one["participants"]),
         amount(one["tokens"]),
         f"{one['fraction']:.2f}",
@@ -227,8 +252,9 @@ def _names(learners: list[str]) -> str:
     return names if len(learners) == 1 else f"{len(learners)}: {names}"
 
 
-def _time(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).astimezone().strftime("%H:%M:%S") if unix else ""
+def _local(unix: float) -> datetime | None:
+    """In the zone of whoever reads it; None if the time is not known."""
+    return datetime.fromtimestamp(unix, UTC).astimezone() if unix else None
 
 
 def rejection_lines(num_rejected: int, rejections: list[dict[str, Any]]) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,48 @@ def test_the_tables_fit_and_keep_every_figure(width: int, store: Path) -> None:
         "settings 0", "settings 1", "interval_steps 48 -> 9", "codec_up int4 -> int8", "20,000",
     ):  # fmt: skip
         assert part in text, part
+
+
+@pytest.fixture
+def east_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Five hours ahead of UTC, as POSIX writes it."""
+    monkeypatch.setenv("TZ", "EAST-5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def lines_told(*times: float) -> list[str]:
+    """What is printed for a fragment with a version at each time."""
+    versions = [
+        describe(RECORD, make_version(n, ("us-0",), NEW).model_copy(update={"committed_unix": at}))
+        for n, at in enumerate(times, 1)
+    ]
+    text = text_of(as_json(RECORD, {0: versions}, 0, []), 80)
+    return [line.rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.usefixtures("east_of_greenwich")
+def test_times_of_one_day_are_told_with_that_day_and_the_zone() -> None:
+    lines = lines_told(1e9, 1e9 + 60)
+    assert "on 2001-09-09, times in EAST" in lines
+    assert sum("2001" in line for line in lines) == 1
+    assert any("06:46:40" in line for line in lines)
+
+
+@pytest.mark.usefixtures("east_of_greenwich")
+def test_where_times_are_of_several_days_each_day_is_told_once_before_its_versions() -> None:
+    midnight = 1e9 + 62_000  # 1e9 is 06:46:40 there
+    lines = lines_told(midnight - 1000, midnight - 500, midnight + 500, midnight + 100_000)
+    assert "from 2001-09-09 to 2001-09-11, times in EAST" in lines
+    starts = ("2001-", "23:", "00:", "03:")
+    told = [part for line in lines for part in line.split() if part.startswith(starts) and "from" not in line]
+    assert told == ["2001-09-09", "23:43:20", "23:51:40", "2001-09-10", "00:08:20", "2001-09-11", "03:46:40"]
+
+
+def test_versions_whose_time_is_not_known_have_none() -> None:
+    assert not [line for line in lines_told(0.0) if "times in" in line]
 
 
 def test_the_newest_versions_are_chosen(store: Path) -> None:
