@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from isles.ops.tape import Tape
     from isles.proto.agreement import RunRecord
-    from isles.proto.messages import VersionInfo
+    from isles.proto.messages import Recipe, VersionInfo
 
 LAST_SHOWN: Final = 10
 PAGE_VERSIONS: Final = 64
@@ -137,11 +137,19 @@ def describe(record: RunRecord, info: VersionInfo) -> dict[str, Any]:
         "is_on_tape": info.update is not None or info.version == 0,
         "settings_epoch": None if recipe is None else record.settings_epoch_of(recipe.settings_digest),
         "merge_rule": None if recipe is None else recipe.merge_rule,
-        "learning_rate": None if recipe is None else recipe.learning_rate,
+        "learning_rate": None if recipe is None else _outer_rate(record, recipe),
         "epoch": info.epoch,
         "parameters_sha256": info.parameters_sha256,
         "optimizer_sha256": info.optimizer_sha256,
     }
+
+
+def _outer_rate(record: RunRecord, recipe: Recipe) -> float | None:
+    """The outer learning rate of a version's step; a recipe leaves out the constant one of its settings."""
+    if recipe.learning_rate is not None:
+        return recipe.learning_rate
+    sync = record.sync_of(recipe.settings_digest)
+    return None if sync is None else sync.outer_learning_rate
 
 
 def as_json(

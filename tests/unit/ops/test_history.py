@@ -127,6 +127,18 @@ def test_a_version_is_described_with_all_that_its_recipe_says(store: Path) -> No
     assert fragment["versions"][3]["settings_epoch"] == 1
 
 
+def test_the_outer_learning_rate_is_told_even_where_the_recipe_leaves_out_the_constant_one() -> None:
+    faster = NEW.model_copy(update={"outer_learning_rate": 0.25})
+    record = RECORD.model_copy(update={"sync": faster})
+    constant = make_version(1, ("us-0",), faster)
+    assert describe(record, constant)["learning_rate"] == 0.25
+    assert describe(record, make_version(1, ("us-0",), OLD))["learning_rate"] == OLD.outer_learning_rate
+    assert constant.recipe is not None
+    scheduled = constant.model_copy(update={"recipe": constant.recipe.model_copy(update={"learning_rate": 0.125})})
+    assert describe(record, scheduled)["learning_rate"] == 0.125
+    assert describe(RECORD, constant)["learning_rate"] is None
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_tables_fit_and_keep_every_figure(width: int, store: Path) -> None:
     text = text_of(found_in(store), width)
