@@ -78,9 +78,9 @@ environment variable, a TOML file (`--config FILE`), the default. An unknown key
 interval_steps = 24
 ```
 
-The same as a variable is `ISLES_SYNC__INTERVAL_STEPS=24`, as a flag `--sync.interval-steps 24`, and for `isles up` also
-`--set sync.interval_steps=24`. Flags of `run`, and of a command's own section, are short: `--tokens 1000000`, and for
-`isles worker` also `--region us`.
+The same as a variable is `ISLES_SYNC__INTERVAL_STEPS=24`, as a flag `--sync.interval-steps 24`, and as
+`--set sync.interval_steps=24`, which is the way to give a setting to a task of one's own. Flags of
+`run`, and of a command's own section, are short: `--tokens 1000000`, and for `isles worker` also `--region us`.
 
 Settings of `sync`, and the seed and budget of `run`, are part of the run record. The first worker writes it, the others
 adopt it, and a process that was given another value is refused.

@@ -24,6 +24,7 @@ from isles.proto.config import (
     resolve,
     variable_name,
 )
+from isles.proto.errors import ConfigError
 
 SOURCES_TEXT: Final = (
     "Each setting can also stand in a TOML file, below [section] as `key = value`, or in a variable "
@@ -169,13 +170,25 @@ def stated_flags(parameters: Iterable[click.Parameter], values: Mapping[str, Any
 def load_config(
     known: Iterable[str], *, file: Path | None, stated: Sequence[Stated], assignments: Sequence[str] = ()
 ) -> Config:
-    """The sections `known` out of file, variables and flags. Raises ConfigError."""
-    flags = [*stated, *(from_assignment(text) for text in assignments)]
+    """The sections `known` out of file, variables and flags. Raises ConfigError.
+
+    A file and variables may be those of all processes; a flag is meant for this one, which must have its section.
+    """
+    assigned = [from_assignment(text) for text in assignments]
+    flags = [*stated, *assigned]
     run = resolve(
         section_models(has_own_task=True), known=["run"], file=file, environment=os.environ, flags=flags
     ).section("run", RunSettings)
     models = section_models(has_own_task=run.task != "gpt")
-    return resolve(models, known=known, file=file, environment=os.environ, flags=flags)
+    config = resolve(models, known=known, file=file, environment=os.environ, flags=flags)
+    for one in assigned:
+        section = one.key.partition(".")[0]
+        if section not in config.sections:
+            raise ConfigError(
+                f"{one.source}: this command takes no setting of the section {section}, only of "
+                f"{', '.join(config.sections)}"
+            )
+    return config
 
 
 def _flag(section: str, name: str, own: str) -> str:

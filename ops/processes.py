@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import click
 
-from isles.ops.options import load_config, setting_options, settings_command, shared_options
+from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
 from isles.outer.settings import OuterSettings
 from isles.proto.config import Config, RunSettings, Stated
@@ -127,12 +127,14 @@ def build(name: str) -> click.Command:
     parameters: list[click.Parameter] = setting_options(own, f"The {process.role}", own=own)
     for section, heading in process.others:
         parameters += setting_options(section, heading, own=own)
-    parameters += shared_options()
+    parameters += [*shared_options(), set_option()]
     parameters.append(click.Option(["--exit-with-parent"], is_flag=True, hidden=True))
 
-    def run(*, stated: Sequence[Stated], config_file: Path | None, exit_with_parent: bool) -> int:
+    def run(
+        *, stated: Sequence[Stated], config_file: Path | None, assignments: Sequence[str], exit_with_parent: bool
+    ) -> int:
         known = [own, "log", *(section for section, _ in process.others)]
-        config = load_config(known, file=config_file, stated=stated)
+        config = load_config(known, file=config_file, stated=stated, assignments=assignments)
         if exit_with_parent:
             _exit_with_parent()
         return _run(process, config)

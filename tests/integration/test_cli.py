@@ -122,6 +122,7 @@ def test_the_version_is_told(tmp_path: Path) -> None:
         (["worker", "--config", "none.toml"], {}, "none.toml cannot be read: No such file"),
         (["worker"], {"ISLES_WORKER__THREDS": "3"}, "did you mean ISLES_WORKER__THREADS?"),
         (["broker"], {"ISLES_WORKERS__X": "3"}, "the variable ISLES_WORKERS__X sets nothing that exists"),
+        (["broker", "--set", "sync.quorum=2"], {}, "takes no setting of the section sync, only of broker, log"),
         (["broker", "--port", "70000"], {}, "the flag --port: broker.port = '70000' must be a whole number from 0"),
         (["outer"], {"ISLES_OUTER__BROKER": "x"}, "the variable ISLES_OUTER__BROKER: outer.broker = 'x'"),
         (["worker", "--tokens", "5", "--rounds", "5"], {}, "run.tokens and run.rounds are two budgets"),
