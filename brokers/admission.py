@@ -11,6 +11,7 @@ from isles.brokers.state import State
 from isles.brokers.vocabulary import (
     AbandonUpload,
     Instruction,
+    Log,
     MessageArrived,
 )
 from isles.proto.agreement import RunRecord
@@ -40,11 +41,12 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     """HELLO: lets a process in or says what differs; retires its older incarnations."""
     fault = _hello_fault(hello, state.record)
     refused = {"role": hello.role, "id": hello.id}
+    warned: list[Log] = []
+    if fault is None and hello.store and hello.store != state.store:
+        fault, warned = _take_stranger(state, hello)
     if fault is not None:
-        return [
-            *reply(arrival, fault),
-            log("warning", "client.refused", **refused, code=fault.code, text=fault.text),
-        ]
+        said = log("warning", "client.refused", **refused, code=fault.code, text=fault.text)
+        return [*reply(arrival, fault), said, *warned]
     # Operators only look: any number of them may share a name.
     if hello.role != "operator":
         if retained.is_retired(state.index, hello.role, hello.id, hello.incarnation):
@@ -68,6 +70,25 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     return [*abandoned, *reply(arrival, _welcome(state, session, hello)), *joined]
 
 
+def _take_stranger(state: State, hello: Hello) -> tuple[Error, list[Log]]:
+    """Somebody whose state is of another store comes here: why it is refused, and what to log about it."""
+    if state.record is None:
+        run = hello.run or "another one"
+        text = (
+            f"this broker's store is new, and the state of {hello.role} {hello.id} is of the run {run} in another "
+            f"store ({hello.store[:8]}): give this broker the old store, or {hello.id} an empty checkpoint folder"
+        )
+        return Error(code="run", text=text), []
+    run = state.record.run
+    text = (
+        f"there are two runs with the name {run}: that of this broker, in the store {state.store[:8]}, and that of "
+        f"{hello.role} {hello.id}, in the store {hello.store[:8]}; check the address, and give each run its own "
+        f"run.id. If the other run is over, give {hello.id} an empty checkpoint folder"
+    )
+    warned = state.warnings.take_stranger(hello.role, hello.id, run, hello.store, text, state.unix)
+    return Error(code="run", text=text), warned
+
+
 def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
     is_worker = session.role == "worker"
     return Welcome(
@@ -80,6 +101,7 @@ def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
         heads=versions.heads(state.index),
         rows=retained.rows_of(state.index, session.id) if is_worker else (),
         shards=state.membership.shards_of(session.id) if is_worker else {},
+        store=state.store,
     )
 
 

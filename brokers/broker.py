@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -79,6 +80,7 @@ class Broker:
                 lambda: secrets.token_hex(TOKEN_BYTES),
                 clock.now(),
                 clock.unix(),
+                version("isles"),
             )
 
     def run(self, stop: threading.Event) -> None:

@@ -49,7 +49,8 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
     answer = retained.judge_offer(state.index, contribution, horizon_versions=horizon)
     if isinstance(answer, Expired):
         fields = {"base_version": contribution.base_version, "head": answer.head}
-        return [*reply(arrival, answer), log("warning", "contribution.expired", **named(name), **fields)]
+        warned = state.warnings.take_expiry(name, answer.head - contribution.base_version, state.unix)
+        return [*reply(arrival, answer), log("warning", "contribution.expired", **named(name), **fields), *warned]
     if answer is not None:
         return respond(arrival, answer)
     if upload is not None:
@@ -123,7 +124,8 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
     head = state.index.head_version(name.fragment) or 0
     hint = state.hint("contribution", fragment=name.fragment, version=head, learner=name.learner)
     facts = {"base_version": contribution.base_version, "tokens": contribution.tokens, "bytes": blob.size_bytes}
-    return [*sent, hint, log("info", "contribution.accepted", **named(name), **facts)]
+    eased = state.warnings.take_acceptance(name.learner)
+    return [*sent, hint, log("info", "contribution.accepted", **named(name), **facts), *eased]
 
 
 def upload_failed(state: State, event: UploadFailed) -> list[Instruction]:

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isles.proto.messages import CHUNK_BYTES, SHARDS_MAX, Limits
+from isles.proto.timeouts import faults, times_of
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1, lt=2**53)]
@@ -72,18 +73,8 @@ class RoutingSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.learner_lease_seconds < 3 * self.heartbeat_seconds:
-            raise ValueError(
-                f"learner_lease_seconds = {self.learner_lease_seconds:g} is under three times heartbeat_seconds = "
-                f"{self.heartbeat_seconds:g}, so one lost heartbeat could expire a healthy learner: raise the first or "
-                "lower the second"
-            )
-        if self.session_idle_seconds < max(self.learner_lease_seconds, self.outer_lease_seconds):
-            raise ValueError(
-                f"session_idle_seconds = {self.session_idle_seconds:g} is under learner_lease_seconds = "
-                f"{self.learner_lease_seconds:g} or outer_lease_seconds = {self.outer_lease_seconds:g}, so a session "
-                "could end before its lease: raise the first"
-            )
+        if wrong := faults(times_of("broker", self)):
+            raise ValueError(wrong[0])
         if self.open_bytes_per_client_max < self.blob_bytes_max:
             raise ValueError(
                 f"open_bytes_per_client_max = {self.open_bytes_per_client_max} is under blob_bytes_max = "

@@ -109,6 +109,18 @@ class Membership:
         middle = len(known) // 2
         return (known[middle] + known[~middle]) / 2 if known else 0.0
 
+    @property
+    def live(self) -> frozenset[str]:
+        """The learners that were heard within their lease."""
+        return frozenset(name for name, one in self._learners.items() if one.is_live)
+
+    @property
+    def training(self) -> frozenset[str]:
+        """The live learners that have taken a step since they started and go on."""
+        return frozenset(
+            name for name, one in self._learners.items() if one.is_live and one.steps and not one.is_draining
+        )
+
     def leave(self, learner: str) -> None:
         """A learner goes on purpose: its shards are free at once."""
         self._end(learner)

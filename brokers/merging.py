@@ -31,6 +31,8 @@ def take_lease(state: State, session: Session, arrival: MessageArrived, message:
     assert state.record is not None
     wanted = tuple(fragment for fragment in message.fragments if state.num_tensors(fragment))
     epochs, is_new = state.leases.grant(wanted, session.id, session.incarnation, state.now)
+    if epochs:
+        state.num_required = message.num_required
     leased = Leased(epochs=epochs, lease_seconds=state.settings.outer_lease_seconds)
     if not is_new:
         return reply(arrival, leased)
@@ -87,11 +89,11 @@ def take_commit(state: State, session: Session, arrival: MessageArrived, message
         tokens=head.tokens_total if head else 0,
         epoch=message.epoch,
     )
-    return [
-        *reply(arrival, answer),
-        state.hint("version", fragment=answer.fragment, version=answer.version),
-        said,
-    ]
+    learners = {ingredient.id.learner for ingredient in message.recipe.ingredients}
+    where = {"fragment": answer.fragment, "version": answer.version}
+    assert state.record is not None
+    warned = state.warnings.take_commit(learners, state.membership.training, where, state.record.sync, state.unix)
+    return [*reply(arrival, answer), state.hint("version", **where), said, *warned]
 
 
 def take_checkpoint(state: State, session: Session, arrival: MessageArrived, message: Checkpoint) -> list[Instruction]:

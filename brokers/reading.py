@@ -8,7 +8,7 @@ from isles.brokers import retained, versions
 from isles.brokers.replies import log, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
-from isles.brokers.status import make_status
+from isles.brokers.status import make_status, make_store_info
 from isles.brokers.vocabulary import (
     Instruction,
     MessageArrived,
@@ -77,5 +77,11 @@ def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -
         leases=state.leases.infos(state.now),
         tokens_produced=state.membership.tokens_produced,
         reports_after=message.reports_after,
+        warnings=state.warnings.infos(),
+        unix=state.unix,
+        version=state.version,
+        limits=state.settings.limits,
+        store=make_store_info(state.index, state.settings, state.uploads.disk_free_bytes),
+        num_required=state.num_required,
     )
     return reply(arrival, status)

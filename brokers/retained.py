@@ -53,6 +53,7 @@ LISTING_BYTES_MAX: Final = HEADER_BYTES_MAX // 2
 RECIPE_BYTES_MAX: Final = HEADER_BYTES_MAX - (64 << 10)
 """So that a version with its recipe fits a header."""
 
+STORE_NAME = "store_name"
 RUN_RECORD = "run_record"
 INITIALISER = "initialiser"
 NUM_PARAMETERS = "num_parameters"
@@ -76,6 +77,13 @@ def make_current(index: Index, role: str, name: str, incarnation: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
+
+
+def store_name(index: Index, incarnation: str) -> str:
+    """What tells this store from all others: the random name of the first broker process that opened it."""
+    if index.value(STORE_NAME) is None:
+        index.put_value(STORE_NAME, incarnation.encode())
+    return (index.value(STORE_NAME) or b"").decode()
 
 
 def run_record(index: Index) -> RunRecord | None:

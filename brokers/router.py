@@ -42,6 +42,7 @@ from isles.brokers.vocabulary import (
     Event,
     GarbageArrived,
     Instruction,
+    Log,
     MessageArrived,
     ReadFailed,
     Tick,
@@ -128,12 +129,13 @@ class Router:
         draw_token: Callable[[], str],
         now: float,
         unix: float,
+        version: str = "",
     ) -> None:
         """`incarnation` is random per start of the process; `draw_token` draws names of sessions that nobody can guess.
 
-        `now` is monotonic, `unix` what gets stored, both in seconds.
+        `now` is monotonic, `unix` what gets stored, both in seconds; `version` is that of isles.
         """
-        self.state = State(index, settings, incarnation, draw_token, now, unix)
+        self.state = State(index, settings, incarnation, draw_token, now, unix, version=version)
         self._flushed_at = now
 
     def handle(self, event: Event, now: float, unix: float) -> list[Instruction]:
@@ -203,6 +205,7 @@ class Router:
             self._flushed_at = now
             self.flush()
             instructions += self._sweep()
+            instructions += self._look(event)
         if now - state.hinted_at >= settings.beat_seconds:
             instructions.append(state.hint("beat"))
         return instructions
@@ -213,6 +216,16 @@ class Router:
         if self.state.bytes_down:
             self.state.index.add_to_counter(BYTES_DOWN_COUNTER, self.state.bytes_down)
             self.state.bytes_down = 0
+
+    def _look(self, event: Tick) -> list[Log]:
+        """Notices what nobody says."""
+        state = self.state
+        return state.warnings.look(
+            disk_free_bytes=event.disk_free_bytes,
+            stored_bytes=state.index.stored_bytes(),
+            live=state.membership.live,
+            unix=state.unix,
+        )
 
     def _sweep(self) -> list[Instruction]:
         """Gives up blobs that nothing refers to, but for those that are just being sent again."""

@@ -15,6 +15,7 @@ from isles.brokers.sessions import Sessions
 from isles.brokers.store.index import Index
 from isles.brokers.uploads import Uploads
 from isles.brokers.vocabulary import Bytes, Instruction, Publish, Send
+from isles.brokers.warnings import Warnings
 from isles.proto.agreement import RunRecord
 from isles.proto.manifest import Manifest
 from isles.proto.messages import Channel, Hint, Message
@@ -45,6 +46,10 @@ class State:
     unused_since: dict[str, float] = field(default_factory=dict)
     """Digests of blobs to which nothing refers yet, and since when: by a clock that nobody sets. What an earlier
     process stored counts from the start of this one."""
+    version: str = ""
+    """Of this broker's isles."""
+    num_required: int = 0
+    """Live learners without which the outer that leads merges nothing, as its last LEASE says."""
     hinted_at: float = field(init=False)
     started_at: float = field(init=False)
     sessions: Sessions = field(init=False)
@@ -52,6 +57,9 @@ class State:
     downloads: Downloads = field(init=False)
     membership: Membership = field(init=False)
     leases: Leases = field(init=False)
+    warnings: Warnings = field(init=False)
+    store: str = field(init=False)
+    """Random name of the store."""
     _record: RunRecord | None = None
     _num_tensors: list[int] | None = None
 
@@ -61,7 +69,9 @@ class State:
         self.sessions = Sessions(self.draw_token, settings.sessions_max)
         self.uploads = Uploads(settings, first_transfer=int(self.incarnation[:8], 16) << 20)
         self.downloads = Downloads(settings)
+        self.warnings = Warnings(settings)
         with self.index.transaction():
+            self.store = retained.store_name(self.index, self.incarnation)
             self.leases = Leases(self.index, lease_seconds=settings.outer_lease_seconds, now=now)
             self.membership = Membership(
                 self.index, lease_seconds=settings.learner_lease_seconds, num_shards=settings.num_shards, now=now

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from isles.brokers import retained
+from isles.brokers.limits import RoutingSettings
 from isles.brokers.store.index import Index
 from isles.proto.agreement import RunRecord
-from isles.proto.messages import LearnerInfo, LeaseInfo, Status, Totals, VersionInfo
+from isles.proto.messages import (
+    COUNT_MAX,
+    LearnerInfo,
+    LeaseInfo,
+    Limits,
+    Status,
+    StoreInfo,
+    Totals,
+    VersionInfo,
+    WarningInfo,
+)
 
 REPORTS_MAX: Final = 4096
 """Reports in one answer, as the message permits; the asker goes on after the last one."""
@@ -24,6 +35,12 @@ def make_status(
     leases: tuple[LeaseInfo, ...],
     tokens_produced: int,
     reports_after: int,
+    warnings: tuple[WarningInfo, ...],
+    unix: float,
+    version: str,
+    limits: Limits,
+    store: StoreInfo,
+    num_required: int,
 ) -> Status:
     """Reads everything in one transaction of the caller."""
     heads = index.heads()
@@ -47,6 +64,22 @@ def make_status(
         leases=leases,
         reports=tuple(index.reports(reports_after, REPORTS_MAX)),
         totals=totals,
+        warnings=warnings,
+        unix=max(0.0, unix),
+        version=version,
+        limits=limits,
+        store=store,
+        num_required=num_required,
+    )
+
+
+def make_store_info(index: Index, settings: RoutingSettings, disk_free_bytes: int) -> StoreInfo:
+    """How full the store is."""
+    return StoreInfo(
+        stored_bytes=index.stored_bytes(),
+        stored_bytes_max=settings.stored_bytes_max,
+        disk_free_bytes=min(COUNT_MAX, disk_free_bytes),
+        disk_free_bytes_min=min(COUNT_MAX, settings.disk_free_bytes_min),
     )
 
 

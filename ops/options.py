@@ -41,6 +41,7 @@ SHORT_FLAGS: Final = {
     "sync.preset": "--preset",
     "worker.step_seconds": "--step-seconds",
     "sync.is_deterministic": "--deterministic",
+    "outer.require_learners": "--require-learners",
 }
 """Settings that have one short flag in every command that takes them."""
 

@@ -60,6 +60,7 @@ def build(name: str) -> click.Command:
         *setting_options(
             "worker", "Every worker", own="up", only=("step_seconds", "device"), flags={"worker.device": "--device"}
         ),
+        *setting_options("outer", "The outer", own="up", only=("require_learners",)),
         *setting_options("sync", "Synchronisation", own="up"),
         *setting_options("task", "The task gpt", own="up"),
         *shared_options(),

@@ -74,6 +74,7 @@ class Desk:
             record.sync,
             record.budget,
             list_seconds=settings.list_seconds,
+            num_required=settings.require_learners,
             is_buffers=manifest.fragments[fragment].is_buffers,
         )
         self.timer_at: float | None = None

@@ -247,7 +247,8 @@ class Outer:
         if not self._desks or self._clock.now() < self._lease_at or self._connection.client.is_asking(Lease):
             return
         self._lease_at = self._clock.now() + LEASE_SHARE * self._lease_seconds
-        self.ask(Lease(fragments=tuple(range(len(self._desks)))), self._take_lease)
+        fragments, num_required = tuple(range(len(self._desks))), self._settings.require_learners
+        self.ask(Lease(fragments=fragments, num_required=num_required), self._take_lease)
 
     def _take_lease(self, reply: Message) -> None:
         if not isinstance(reply, Leased):

@@ -23,6 +23,18 @@ def able_learners(learners: Sequence[LearnerInfo], contributors: Collection[str]
     )
 
 
+def num_present(learners: Sequence[LearnerInfo]) -> int:
+    """How many learners are here, for a run that must not go on with fewer.
+
+    Those that are live. Once none of them trains any more, those that have handed in everything and left count as well:
+    the last work of a run that ends in order would wait for them for ever.
+    """
+    num_live = sum(info.is_live for info in learners)
+    if any(info.is_live and not info.is_draining for info in learners):
+        return num_live
+    return num_live + sum(info.is_draining and not info.is_live for info in learners)
+
+
 def num_needed(quorum: int, num_able: int) -> int:
     """K, but never more than could contribute, and at least one."""
     return max(1, min(quorum, num_able))

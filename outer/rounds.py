@@ -43,7 +43,7 @@ from isles.outer.orders import (
     Settle,
     TimerFired,
 )
-from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners
+from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners, num_present
 from isles.outer.schedule import BUFFER_RATE, fragment_progress, outer_rate
 from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.ids import ContributionId
@@ -89,7 +89,9 @@ class Rounds:
         *,
         is_buffers: bool = False,
         list_seconds: float = LIST_SECONDS,
+        num_required: int = 0,
     ) -> None:
+        """With fewer than `num_required` live learners nothing is merged; the rounds of fragment 0 say so for all."""
         self.fragment = fragment
         self.sync = sync
         self.budget = budget
@@ -99,7 +101,9 @@ class Rounds:
         self._list_seconds = list_seconds
         self._sync_seconds: float | None = None
         """How long the last merge and commit took; known only if it was ours."""
-        self._was_alone = False
+        self._num_required = num_required
+        self._is_short = False
+        """Whether too few learners are live."""
         self._reset()
 
     def _reset(self) -> None:
@@ -222,6 +226,7 @@ class Rounds:
         if listing.head.version < self._version_min:
             return out or self._list(now)
         self._learners = listing.learners
+        out += self._see_learners()
         self._pending = {contribution.id: contribution for contribution in listing.pending}
         out += self._forget_settled()
         missing = tuple(
@@ -235,6 +240,20 @@ class Rounds:
         if self._plan is None and (self._head is None or self._head.version != listing.head.version):
             self._begin_round(listing.head)
         return out
+
+    def _see_learners(self) -> list[Instruction]:
+        """Notices when learners that are required go missing, and when they are back."""
+        live, required = num_present(self._learners), self._num_required
+        was_short, self._is_short = self._is_short, live < required
+        if self.fragment != 0 or was_short == self._is_short:
+            return []
+        if not self._is_short:
+            return [Log("info", "learners.complete", {"live": live, "required": required})]
+        text = (
+            f"{live} of {required} required learners are live (outer.require_learners): nothing is merged until the "
+            "others are here; what learners hand in waits in the store"
+        )
+        return [Log("warning", "learners.missing", {"live": live, "required": required, "text": text})]
 
     def _forget_settled(self) -> list[Instruction]:
         """Rows that are no longer pending; those of the plan and of a settlement under way are still needed."""
@@ -262,8 +281,11 @@ class Rounds:
             return [*out, *self._close_empty()]
         contributors = {contribution.id.learner for contribution in self._mergeable()}
         live = live_learners(self._learners)
-        if self.state is State.GRACE and not contributors:
+        if self.state is State.GRACE and (not contributors or self._is_short):
             self.state = State.COLLECTING
+        if self._is_short:
+            self._opened_at = now  # how long learners were missing says nothing about how long a quorum takes
+            return out
         able = able_learners(self._learners, contributors)
         if self.state is State.COLLECTING and has_quorum(contributors, able, self.sync.quorum):
             self._start_grace(now)

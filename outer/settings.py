@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from isles.proto.agreement import Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
+from isles.proto.messages import LEARNERS_MAX
+from isles.proto.timeouts import faults, times_of
 from isles.proto.transport.address import BrokerAddress
 
 CHECKPOINT_VERSIONS_MAX: Final = 2048
@@ -35,6 +37,11 @@ class OuterSettings(BaseModel):
         default="", description="name of the run to merge; empty = whichever the broker serves"
     )
     region: Name = Field(default="local", description="name of the place, for status")
+    require_learners: Annotated[int, Field(ge=0, le=LEARNERS_MAX)] = Field(
+        default=0,
+        description="with fewer live learners than this nothing is merged, for experiments that must not shrink; 0 = "
+        "rounds go on with whoever is there",
+    )
     list_seconds: Positive = Field(
         default=2.0, description="longest time between two looks at a fragment's contributions, in seconds"
     )
@@ -88,11 +95,8 @@ class OuterSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.lost_seconds <= self.list_seconds:
-            raise ValueError(
-                f"outer.lost_seconds = {self.lost_seconds:g} is not above outer.list_seconds = {self.list_seconds:g}, "
-                "so a broker that answers every question could count as lost: raise the first or lower the second"
-            )
+        if wrong := faults(times_of("outer", self)):
+            raise ValueError(wrong[0])
         return self
 
     def named(self, host: str, token: str) -> Self:

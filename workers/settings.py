@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from isles.proto.agreement import NotNegative, Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import SHARDS_MAX
+from isles.proto.timeouts import faults, times_of
 from isles.proto.transport.address import BrokerAddress
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
@@ -112,12 +113,8 @@ class EvaluatorSettings(_ClientSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.record_timeout_seconds < self.join_timeout_seconds:
-            raise ValueError(
-                f"evaluator.record_timeout_seconds = {self.record_timeout_seconds:g} is below "
-                f"evaluator.join_timeout_seconds = {self.join_timeout_seconds:g}, but a run is waited for after its "
-                "broker has answered: raise the first or lower the second"
-            )
+        if wrong := faults(times_of("evaluator", self)):
+            raise ValueError(wrong[0])
         return self
 
 

@@ -70,8 +70,8 @@ def test_fragments_go_their_own_ways(world: Any, learners: Any) -> None:
     assert learners[0].head(0) == 0
 
 
-def test_a_round_of_one_among_two_takes_a_part_of_a_step_and_says_so(world: Any, learners: Any) -> None:
-    _, logger, _ = world.outer("first")
+def test_a_round_of_one_among_two_takes_a_part_of_a_step(world: Any, learners: Any) -> None:
+    world.outer("first")
     learners[0].contribute(world.delta(1))
     world.until(lambda: learners[0].head() == 1)
     assert learners[0].history()[1].recipe.fraction < 1

@@ -45,9 +45,9 @@ class Bench:
     list_seconds = LIST_SECONDS
     grace_seconds = GRACE_SECONDS
 
-    def __init__(self, sync: SyncSettings, make_listing: Callable[..., Listing]) -> None:
+    def __init__(self, sync: SyncSettings, make_listing: Callable[..., Listing], num_required: int = 0) -> None:
         self.clock = ManualClock()
-        self.rounds = Rounds(0, sync, Budget(rounds=100), list_seconds=LIST_SECONDS)
+        self.rounds = Rounds(0, sync, Budget(rounds=100), list_seconds=LIST_SECONDS, num_required=num_required)
         self.ordered: list[orders.Instruction] = []
         self.logged: list[Log] = []
         self.timer_at: float | None = None
@@ -102,8 +102,8 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture
 def make_bench(make_listing: Callable[..., Listing]) -> MakeBench:
-    def make(*, has_lease: bool = True, **settings: Any) -> Bench:
-        bench = Bench(SYNC.model_copy(update=settings), make_listing)
+    def make(*, has_lease: bool = True, num_required: int = 0, **settings: Any) -> Bench:
+        bench = Bench(SYNC.model_copy(update=settings), make_listing, num_required)
         if has_lease:
             bench.tell(LeaseGranted(1))
         return bench
