@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from isles.proto.errors import ConfigError
 from isles.proto.ids import NAME_LENGTH_MAX, Name
@@ -101,6 +101,12 @@ class ClientKey(KeyPair):
     broker: Annotated[tuple[Z85Key, ...], Field(min_length=1, max_length=BROKER_KEYS_MAX)]
     """Public keys of the broker, tried in turn: the present one, and the next one while it is being changed."""
     made_unix: Annotated[int, Field(ge=0)] = 0
+    _path: Path | None = PrivateAttr(default=None)
+
+    @property
+    def path(self) -> Path | None:
+        """The file it was read from, if there is one."""
+        return self._path
 
 
 class AllowedKey(_Part):
@@ -168,7 +174,9 @@ def client_file(folder: Path, name: str) -> Path:
 
 def read_client_key(path: Path) -> ClientKey:
     """The key of one process. Raises ConfigError, one sentence, for a file that cannot be used."""
-    return _read(path, ClientKey, KEY_FILE_BYTES_MAX, "key file", is_secret=True)
+    key = _read(path, ClientKey, KEY_FILE_BYTES_MAX, "key file", is_secret=True)
+    key._path = path  # noqa: SLF001 - where a key lies is no part of it: two copies are equal
+    return key
 
 
 def read_broker_key(folder: Path) -> BrokerKey:
@@ -179,6 +187,38 @@ def read_broker_key(folder: Path) -> BrokerKey:
 def read_allow_list(folder: Path) -> AllowList:
     """Whom the broker of a key folder lets in. Raises ConfigError as `read_client_key`."""
     return _read(folder / ALLOW_LIST_FILE, AllowList, ALLOW_LIST_BYTES_MAX, "allow-list", is_secret=False)
+
+
+class KeyWatch:
+    """Notices that the file of a key was written anew. A key that came from no file never changes."""
+
+    def __init__(self, key: ClientKey) -> None:
+        self._key = key
+        self._stamp: tuple[int, int, int] | None = None
+
+    def newer(self) -> ClientKey | None:
+        """The key that stands in the file by now, if it is another one; a file that cannot be used changes nothing."""
+        stamp = self._read_stamp()
+        if self._key.path is None or stamp is None or stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            key = read_client_key(self._key.path)
+        except ConfigError:
+            return None
+        if key == self._key:
+            return None
+        self._key = key
+        return key
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        if self._key.path is None:
+            return None
+        try:
+            found = self._key.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 _Model = TypeVar("_Model", bound=_Part)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
-from typing import Annotated, Final, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import AfterValidator, Field
 
 from isles.proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isles.proto.messages import Channel
 
 _PATTERN: Final = re.compile(r"^tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<ports>\d+(?:,\d+,\d+)?)$")
 PORT_MAX: Final = 65_535
@@ -54,6 +57,15 @@ class Address:
     @property
     def events(self) -> str:
         return f"tcp://{self.host}:{self.events_port}"
+
+    def of(self, channel: Channel) -> str:
+        """The endpoint of one channel."""
+        return {"control": self.control, "bulk": self.bulk, "events": self.events}[channel]
+
+    def from_here(self) -> Address:
+        """The same broker as a process of its own machine dials it: nobody can dial an address that means all."""
+        host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(self.host, self.host)
+        return replace(self, host=host)
 
 
 def _check_address(text: str) -> str:

@@ -2,21 +2,28 @@
 
 Sockets are touched by one thread. `wake` goes through an inproc pair guarded by a lock, the one thing that other
 threads may call.
+
+With keys, everything is encrypted and both sides have proved who they are before the first message (`curve.py`); a
+client that will never be let in says why (`dialling.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import zmq
 
 from isles.proto.errors import ConfigError
+from isles.proto.keys import BrokerKey, ClientKey, KeyWatch
 from isles.proto.messages import HEADER_BYTES_MAX, Channel
 from isles.proto.transport.address import Address
+from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key
+from isles.proto.transport.dialling import Dialling
 from isles.proto.transport.interface import Arrival, Bytes
 
 FRAME_BYTES_MAX: Final = 17 << 20
@@ -24,6 +31,9 @@ FRAME_BYTES_MAX: Final = 17 << 20
 HEARTBEAT_MILLISECONDS: Final = 5_000
 HEARTBEAT_TIMEOUT_MILLISECONDS: Final = 30_000
 """A PONG is counted only after a whole frame: 1 MiB at 0.5 Mbit/s takes 17 s."""
+HANDSHAKE_MILLISECONDS: Final = 10_000
+"""For a connection to get through its handshake, which takes three round trips: a stranger that says nothing holds a
+descriptor for no longer."""
 RECONNECT_MILLISECONDS: Final = 200
 RECONNECT_MILLISECONDS_MAX: Final = 2_000
 SEND_HIGH_WATER: Final = 4_096
@@ -33,14 +43,22 @@ COPY_BELOW_BYTES: Final = 65_536
 ARRIVALS_MAX: Final = 256
 """Messages taken from one socket before the next one has its turn: control never waits behind bulk for long."""
 
+SUBSCRIPTION_BYTES_MAX: Final = 4_096
+"""Longest frame that the broker takes in on the events channel, where nothing but subscriptions arrives."""
+REOPEN_SECONDS: Final = 5.0
+"""For libzmq to give the events port back when that socket is opened anew; it takes some milliseconds."""
+REOPEN_POLL_SECONDS: Final = 0.01
+KEY_CHECK_SECONDS: Final = 2.0
+"""Between two looks at the key file of a client: a rotated key is used from then on."""
+
 assert FRAME_BYTES_MAX > HEADER_BYTES_MAX
 
 
 class _Sockets(ABC):
     """A poller over some sockets, a way to wake it, and what both sides do alike."""
 
-    def __init__(self) -> None:
-        self._context = zmq.Context()
+    def __init__(self, num_threads: int = 1) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=num_threads)
         self._poller = zmq.Poller()
         self._channels: dict[Channel, zmq.Socket[bytes]] = {}
         self._wake_lock = threading.Lock()
@@ -61,6 +79,7 @@ class _Sockets(ABC):
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MILLISECONDS)
         socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MILLISECONDS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
         socket.setsockopt(zmq.TCP_MAXRT, HEARTBEAT_TIMEOUT_MILLISECONDS)
@@ -69,9 +88,15 @@ class _Sockets(ABC):
         self._poller.register(socket, zmq.POLLIN)
         return socket
 
+    def _shut(self, channel: Channel) -> None:
+        """Drops one socket and what is under way on it."""
+        socket = self._channels.pop(channel)
+        self._poller.unregister(socket)
+        socket.close(linger=0)
+
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""
-        ready = dict(self._poller.poll(max(0, round(timeout_seconds * 1000))))
+        ready = dict(self._poller.poll(max(0, round(self._wait(timeout_seconds) * 1000))))
         if self._wakee in ready:
             for _ in self._receive(self._wakee):
                 pass
@@ -80,7 +105,16 @@ class _Sockets(ABC):
             if socket in ready:
                 read = (self._read(channel, frames) for frames in self._receive(socket))
                 arrivals += [arrival for arrival in read if arrival is not None]
+        self._attend(ready)
         return arrivals
+
+    @abstractmethod
+    def _wait(self, timeout_seconds: float) -> float:
+        """How long a poll may wait at most: `timeout_seconds`, or less if something else is due."""
+
+    @abstractmethod
+    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+        """Does what is due besides reading messages."""
 
     @staticmethod
     def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
@@ -119,61 +153,172 @@ class _Sockets(ABC):
             if self._is_closed:
                 return
             self._is_closed = True
+            self._close_others()
             for socket in (*self._channels.values(), self._waker, self._wakee):
                 socket.close(linger=0)
             self._context.term()
+
+    @abstractmethod
+    def _close_others(self) -> None:
+        """Closes every socket that is no channel."""
 
 
 class ZmqClient(_Sockets):
     """A client's three sockets: DEALER, DEALER, SUB."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, key: ClientKey | None = None) -> None:
+        """Dials at once. With `key`, only a broker that has one of the keys it names is talked to.
+
+        A key that was read from a file is replaced by what stands there later. Raises ConfigError for a damaged one.
+        """
+        if key is not None:
+            check_pair(key, f"the key of {key.role} {key.name}")
         super().__init__()
-        self.denial: str | None = None
         self.address = address
-        kinds = ((Channel.CONTROL, zmq.DEALER, address.control), (Channel.BULK, zmq.DEALER, address.bulk))
-        for channel, kind, endpoint in (*kinds, (Channel.EVENTS, zmq.SUB, address.events)):
-            socket = self._open(channel, kind)
-            socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MILLISECONDS_MAX)
-            if kind == zmq.DEALER:
-                # Nothing is queued for a broker that is away: the protocol repeats what matters when it is back.
-                socket.setsockopt(zmq.IMMEDIATE, 1)
-            else:
-                socket.setsockopt(zmq.SUBSCRIBE, b"")
-            socket.connect(endpoint)
+        self._key = key
+        self._key_watch = None if key is None else KeyWatch(key)
+        self._key_checked_at = time.monotonic()
+        self._dialling = Dialling(str(address), key)
+        self._monitors: dict[Channel, Monitor] = {}
+        self._probe: Probe | None = None
+        for channel in Channel:
+            self._dial(channel)
+
+    @property
+    def denial(self) -> str | None:
+        """One sentence: why the broker will never let this process in; None while it may."""
+        return self._dialling.denial
 
     def send(self, channel: Channel, header: bytes, payload: Bytes | None = None) -> bool:
         """Hands one message over; False if it could not be taken (not connected, or full)."""
-        return self._send_frames(self._channels[channel], [header] if payload is None else [header, payload])
+        socket = self._channels.get(channel)
+        return socket is not None and self._send_frames(socket, [header] if payload is None else [header, payload])
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
         if len(frames) > 2:
             return None
         return Arrival(channel, b"", frames[0].buffer, frames[1].buffer if len(frames) == 2 else None)
 
+    # -------------------------------------------------------------------------------------------------------- dialling
+
+    def _dial(self, channel: Channel) -> None:
+        kind = zmq.SUB if channel is Channel.EVENTS else zmq.DEALER
+        socket = self._open(channel, kind)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MILLISECONDS_MAX)
+        if kind == zmq.DEALER:
+            # Nothing is queued for a broker that is away: the protocol repeats what matters when it is back.
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+        else:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        broker_key = self._dialling.broker_key
+        if self._key is not None and broker_key is not None:
+            show_key(socket, self._key, broker_key)
+        monitor = self._monitors[channel] = Monitor(self._context, socket)
+        self._poller.register(monitor.socket, zmq.POLLIN)
+        socket.connect(self.address.of(channel))
+
+    def _hang_up(self, channel: Channel) -> None:
+        monitor = self._monitors.pop(channel)
+        self._poller.unregister(monitor.socket)
+        monitor.close()
+        self._shut(channel)
+
+    def _wait(self, timeout_seconds: float) -> float:
+        wait = self._dialling.wait(time.monotonic())
+        return timeout_seconds if wait is None else min(timeout_seconds, wait)
+
+    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+        now = time.monotonic()
+        for channel, monitor in self._monitors.items():
+            if monitor.socket in ready:
+                for outcome in monitor.outcomes():
+                    self._dialling.handle(channel, outcome, now)
+        if self.denial is not None:
+            for channel in list(self._monitors):
+                self._hang_up(channel)
+            return
+        self._ask_who_is_there(now)
+        self._check_key(now)
+        for channel in self._dialling.due(now):
+            self._hang_up(channel)
+            self._dial(channel)
+
+    def _ask_who_is_there(self, now: float) -> None:
+        if self._dialling.wants_probe and self._probe is None:
+            self._probe = Probe(self._context, self.address.control, now)
+            self._poller.register(self._probe.socket, zmq.POLLIN)
+        if self._probe is not None and (has_keys := self._probe.answer(now)) is not None:
+            self._end_probe()
+            self._dialling.probed(has_keys=has_keys)
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._poller.unregister(self._probe.socket)
+            self._probe.close()
+            self._probe = None
+
+    def _check_key(self, now: float) -> None:
+        if self._key_watch is None or now - self._key_checked_at < KEY_CHECK_SECONDS:
+            return
+        self._key_checked_at = now
+        key = self._key_watch.newer()
+        if key is not None:
+            self._key = key
+            self._dialling.adopt(key, now)
+
+    def _close_others(self) -> None:
+        self._end_probe()
+        for monitor in self._monitors.values():
+            monitor.close()
+
 
 class ZmqBroker(_Sockets):
     """The broker's three sockets: ROUTER, ROUTER, XPUB."""
 
-    def __init__(self, bind_host: str, ports: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """Binds at once; port 0 takes a free one. Raises ConfigError if an address cannot be bound."""
-        super().__init__()
-        bound = []
-        kinds = ((Channel.CONTROL, zmq.ROUTER), (Channel.BULK, zmq.ROUTER), (Channel.EVENTS, zmq.XPUB))
-        for (channel, kind), port in zip(kinds, ports, strict=True):
-            socket = self._open(channel, kind)
-            if kind == zmq.ROUTER:
-                socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            bound.append(self._bind(socket, bind_host, port))
-        self.address = Address(bind_host, *bound)
+    def __init__(
+        self,
+        bind_host: str,
+        ports: tuple[int, int, int] = (0, 0, 0),
+        keys: BrokerKey | None = None,
+        is_allowed: Callable[[str], bool] = lambda _public: False,
+    ) -> None:
+        """Binds at once; port 0 takes a free one. With `keys`, only a client whose public key (z85) `is_allowed`
+        comes in, and that strangers do not is tried out here.
 
-    def _bind(self, socket: zmq.Socket[bytes], host: str, port: int) -> int:
-        endpoint = f"tcp://{host}:{port or '*'}"
+        Raises ConfigError if an address cannot be bound, or a stranger was not refused.
+        """
+        super().__init__(num_threads=2)
+        self._doors: Doors | None = None
+        self._reopened_at: float | None = None
+        self._bind_host = bind_host
+        try:
+            if keys is not None:
+                self._doors = Doors(self._context, keys, is_allowed)
+                self._poller.register(self._doors.socket, zmq.POLLIN)
+            bound = [self._listen(channel, port) for channel, port in zip(Channel, ports, strict=True)]
+            self.address = Address(bind_host, *bound)
+            if keys is not None and self._doors is not None:
+                prove_closed(self.address.from_here(), keys.public, self._doors.answer)
+        except ConfigError:
+            self.close()
+            raise
+
+    def _listen(self, channel: Channel, port: int) -> int:
+        kind = zmq.XPUB if channel is Channel.EVENTS else zmq.ROUTER
+        socket = self._open(channel, kind)
+        # Bulk has a thread of libzmq's for itself: hints and control never wait until a chunk is encrypted.
+        socket.setsockopt(zmq.AFFINITY, 2 if channel is Channel.BULK else 1)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        else:
+            socket.setsockopt(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX)
+        if self._doors is not None:
+            self._doors.guard(socket)
+        endpoint = f"tcp://{self._bind_host}:{port or '*'}"
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self.close()
             reason = zmq.strerror(error.errno or 0)
             raise ConfigError(
                 f"this broker cannot listen on {endpoint} ({reason}): is another process using the port, "
@@ -190,14 +335,51 @@ class ZmqBroker(_Sockets):
 
     def publish(self, header: bytes) -> None:
         """Sends to every subscriber of the events channel; a slow one misses it."""
-        self._send_frames(self._channels[Channel.EVENTS], [header])
+        socket = self._channels.get(Channel.EVENTS)
+        if socket is not None:
+            self._send_frames(socket, [header])
 
     def recheck(self) -> None:
-        """Asks anew whether everybody who hears hints may be here: for when the allow-list has changed."""
+        """Asks anew whether everybody who hears hints may be here: for when the allow-list has changed.
+
+        The events socket is opened anew: subscribers come back by themselves, those who may. A hint that is published
+        meanwhile is lost. Does nothing without keys.
+        """
+        if self._doors is not None and Channel.EVENTS in self._channels:
+            self._shut(Channel.EVENTS)
+            self._reopened_at = time.monotonic()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Listens for subscribers again, or later: libzmq gives a port back in its own time. Raises ConfigError."""
+        try:
+            self._listen(Channel.EVENTS, self.address.events_port)
+        except ConfigError:
+            self._shut(Channel.EVENTS)
+            if self._reopened_at is not None and time.monotonic() - self._reopened_at > REOPEN_SECONDS:
+                raise
+        else:
+            self._reopened_at = None
+
+    def _wait(self, timeout_seconds: float) -> float:
+        return timeout_seconds if self._reopened_at is None else min(timeout_seconds, REOPEN_POLL_SECONDS)
+
+    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+        if self._doors is not None and self._doors.socket in ready:
+            self._doors.answer()
+        if self._reopened_at is not None:
+            self._reopen()
+
+    def _close_others(self) -> None:
+        if self._doors is not None:
+            self._doors.close()
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
         if channel is Channel.EVENTS:
             return None  # subscriptions: hints go to everybody
+        key = "" if self._doors is None else str(frames[0].get("User-Id"))
         if len(frames) < 2 or len(frames) > 3:
-            return Arrival(channel, frames[0].bytes, b"")  # no message of ours has such frames: answered as a bad one
-        return Arrival(channel, frames[0].bytes, frames[1].buffer, frames[2].buffer if len(frames) == 3 else None)
+            # No message of ours has such frames: answered as a bad one.
+            return Arrival(channel, frames[0].bytes, b"", key=key)
+        payload = frames[2].buffer if len(frames) == 3 else None
+        return Arrival(channel, frames[0].bytes, frames[1].buffer, payload, key)
