@@ -20,6 +20,7 @@ from isles.brokers.store.store import BLOBS_NAME, INDEX_NAME, Store
 from isles.ops.run_folder import RunFolder
 from isles.ops.watch import operator_hello
 from isles.proto.agreement import RunRecord
+from isles.proto.client import as_error
 from isles.proto.clock import SystemClock
 from isles.proto.connection import Connection
 from isles.proto.errors import PayloadError, StoreLockedError, UsageError
@@ -28,7 +29,6 @@ from isles.proto.messages import (
     AskHistory,
     AskStatus,
     BlobRef,
-    Error,
     Head,
     Heads,
     History,
@@ -203,8 +203,7 @@ class BrokerTape:
         reply = self._connection.ask_and_wait(message, self._timeout_seconds, address=self.place)
         if isinstance(reply, kind):
             return reply
-        text = reply.text if isinstance(reply, Error) else f"with {type(reply).__name__}"
-        raise PayloadError(f"the broker at {self.place} answered {type(message).__name__} {text}")
+        raise PayloadError(f"the broker at {self.place} cannot answer {type(message).__name__}: {as_error(reply).text}")
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from isles.outer.services import Services, Stock
 from isles.outer.state_cache import PARTS, Slot
 from isles.outer.turns import Leave
 from isles.outer.workshop import Encoded, Held, encode_part
+from isles.proto.client import as_error
 from isles.proto.logs import Logger
-from isles.proto.messages import BlobRef, Checkpoint, Done, Error, Fenced, Message, Stored, Upload
+from isles.proto.messages import BlobRef, Checkpoint, Done, Fenced, Message, Stored, Upload
 
 
 class _Attempt:
@@ -173,9 +174,10 @@ class Checkpointer:
         self._end(attempt)
         if isinstance(reply, Fenced):
             return
-        text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
-        code = reply.code if isinstance(reply, Error) else "bad-message"
-        self._logger.warning("message.refused", code=code, text=text, fragment=self._fragment, ask="checkpoint")
+        error = as_error(reply)
+        self._logger.warning(
+            "message.refused", code=error.code, text=error.text, fragment=self._fragment, ask="checkpoint"
+        )
 
     def _end(self, attempt: _Attempt) -> None:
         self._attempt = None

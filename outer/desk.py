@@ -23,13 +23,13 @@ from isles.outer.services import Services, Stock
 from isles.outer.settings import OuterSettings
 from isles.outer.workshop import Held, Product
 from isles.proto.agreement import RunRecord
+from isles.proto.client import as_error
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     Committed,
-    Error,
     Fenced,
     List,
     Listing,
@@ -236,12 +236,13 @@ class Desk:
                 self._drop_made()
                 self.handle(reply)
             case _:
-                text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
-                code = reply.code if isinstance(reply, Error) else "bad-message"
-                self._logger.warning("message.refused", code=code, text=text, fragment=self._fragment, ask=ask)
+                error = as_error(reply)
+                self._logger.warning(
+                    "message.refused", code=error.code, text=error.text, fragment=self._fragment, ask=ask
+                )
                 if ask == "commit":
                     self._drop_made()
-                self.handle(orders.AskFailed(ask, text))
+                self.handle(orders.AskFailed(ask, error.text))
 
     # -------------------------------------------------------------------------------------------- the state of the head
 

@@ -14,9 +14,10 @@ from isles.outer.services import Services, Stock
 from isles.outer.turns import Leave
 from isles.outer.workshop import Held, Product, produce
 from isles.proto.agreement import SyncSettings
+from isles.proto.client import as_error
 from isles.proto.errors import RefusedError
 from isles.proto.manifest import TensorSlice
-from isles.proto.messages import Error, Message, Rejection, Stored, Upload
+from isles.proto.messages import Message, Rejection, Stored, Upload
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,13 @@ class Merging:
             self._end()
             self._then(product)
             return
-        text = reply.text if isinstance(reply, Error) else type(reply).__name__
-        if isinstance(reply, Error) and reply.code == "too-large":
+        error = as_error(reply)
+        if error.code == "too-large":
             raise RefusedError(
-                f"the broker does not take the new version of fragment {self.plan.fragment}: {text}; raise that "
+                f"the broker does not take the new version of fragment {self.plan.fragment}: {error.text}; raise that "
                 "limit there, or split the model into more fragments"
             )
-        self._fail(Failure(f"the broker did not store the new version: {text}"))
+        self._fail(Failure(f"the broker did not store the new version: {error.text}"))
 
     def _fail(self, failure: Failure) -> None:
         self.cancel()

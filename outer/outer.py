@@ -19,13 +19,13 @@ from isles.outer import orders
 from isles.outer.payload_cache import Payload, PayloadCache
 from isles.outer.services import Stock, Unavailable
 from isles.outer.settings import OuterSettings
-from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed
+from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed, as_error
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection, News, raise_if_refused
 from isles.proto.errors import RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
-from isles.proto.messages import BlobRef, Error, Hello, Lease, Leased, Leave, Message, Welcome
+from isles.proto.messages import BlobRef, Hello, Lease, Leased, Leave, Message, Welcome
 
 if TYPE_CHECKING:
     from isles.outer.desk import Desk
@@ -252,8 +252,8 @@ class Outer:
 
     def _take_lease(self, reply: Message) -> None:
         if not isinstance(reply, Leased):
-            text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
-            self._logger.warning("message.refused", code="bad-message", text=text, ask="lease")
+            error = as_error(reply)
+            self._logger.warning("message.refused", code=error.code, text=error.text, ask="lease")
             return
         self._lease_seconds = reply.lease_seconds
         lost, won = [], []

@@ -29,10 +29,11 @@ from isles.outer.recovery import (
 from isles.outer.services import Services, Stock, Unavailable
 from isles.outer.state_cache import PARTS, Slot
 from isles.outer.workshop import STATE_CODEC, Held, digests, finish, read_vector
+from isles.proto.client import as_error
 from isles.proto.codec import bound_bytes
 from isles.proto.errors import RefusedError
 from isles.proto.manifest import TensorSlice
-from isles.proto.messages import AskHistory, BlobRef, Error, History, Message, VersionInfo
+from isles.proto.messages import AskHistory, BlobRef, History, Message, VersionInfo
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,7 @@ class Restoration:
         if isinstance(reply, History):
             self._perform(self.recovery.handle(TapeRead(reply.versions)))
         else:
-            text = reply.text if isinstance(reply, Error) else f"the answer is {type(reply).__name__}"
-            self._prevent(f"the tape of fragment {self._fragment} cannot be read: {text}")
+            self._prevent(f"the tape of fragment {self._fragment} cannot be read: {as_error(reply).text}")
 
     def _remake(self, order: Remake) -> None:
         recipe = order.info.recipe

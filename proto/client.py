@@ -122,6 +122,13 @@ class _Asked:
     num_damaged: int = 0
 
 
+def as_error(reply: Message) -> Error:
+    """An answer that is not the one asked for, as an error: the broker's own, or that it is of another kind."""
+    if isinstance(reply, Error):
+        return reply
+    return Error(code="bad-message", text=f"the answer is {type(reply).__name__}")
+
+
 @dataclass
 class Client:
     """The protocol state of one process towards its broker."""

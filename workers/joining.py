@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
-from isles.proto.client import Answered, Hinted, Welcomed
+from isles.proto.client import Answered, Hinted, Welcomed, as_error
 from isles.proto.clock import Clock
 from isles.proto.codec.torch_codec import encode
 from isles.proto.connection import Connection, News, raise_if_refused
 from isles.proto.errors import FencedError, ManifestError, ManifestMismatchError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
-from isles.proto.messages import BlobRef, Error, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
+from isles.proto.messages import BlobRef, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
 from isles.workers.description import ModelTensors
 from isles.workers.flat import FlatModel
 from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
@@ -214,4 +214,5 @@ def offer_first_version(tensors: ModelTensors, new_run: NewRun, ask: Callable[..
 
 
 def _text_of(reply: Message) -> str:
-    return f"{reply.code}: {reply.text}" if isinstance(reply, Error) else f"but answered {type(reply).__name__}"
+    error = as_error(reply)
+    return f"{error.code}: {error.text}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from isles.proto.agreement import RunRecord
-from isles.proto.client import Fetched, FetchFailed
+from isles.proto.client import Fetched, FetchFailed, as_error
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.codec import bound_bytes
 from isles.proto.codec.table import CODEC_NAMES
@@ -27,7 +27,6 @@ from isles.proto.messages import (
     AskHistory,
     AskVersion,
     BlobRef,
-    Error,
     History,
     Message,
     VersionInfo,
@@ -251,8 +250,7 @@ def ask(
         connection.client.forget(lambda asked: asked is message)
     if isinstance(reply, kind):
         return reply
-    text = reply.text if isinstance(reply, Error) else f"with {type(reply).__name__}"
-    raise PayloadError(f"the broker at {address} answered {type(message).__name__} {text}")
+    raise PayloadError(f"the broker at {address} cannot answer {type(message).__name__}: {as_error(reply).text}")
 
 
 def _checked(values: Tensor, info: VersionInfo) -> Tensor:

@@ -18,6 +18,7 @@ from isles.proto.client import (
     Refused,
     Send,
     Welcomed,
+    as_error,
 )
 from isles.proto.messages import (
     AskHeads,
@@ -336,3 +337,9 @@ def test_the_channels_are_control_for_asks_and_bulk_for_bytes() -> None:
         assert isinstance(instruction, Send)
         channels[type(instruction.message)] = instruction.channel
     assert channels == {AskHeads: Channel.CONTROL, Fetch: Channel.BULK}
+
+
+def test_an_answer_of_another_kind_is_an_error_and_the_brokers_own_error_stays_what_it_is() -> None:
+    own = Error(code="damaged", text="blob 12 is damaged")
+    assert as_error(own) is own
+    assert (as_error(Done()).code, as_error(Done()).text) == ("bad-message", "the answer is Done")
