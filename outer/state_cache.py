@@ -44,10 +44,6 @@ class Slot:
     num_bytes: int
     num_owners: int = 1
 
-    @property
-    def is_in_memory(self) -> bool:
-        return all(isinstance(part, np.ndarray) for part in self.parts.values())
-
 
 @dataclass(eq=False)
 class StateCache:

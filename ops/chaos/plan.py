@@ -144,11 +144,6 @@ class Plan(BaseModel):
         return any(fault.kind in NETWORK_KINDS for fault in self.fault)
 
     @property
-    def has_disk_faults(self) -> bool:
-        """Whether the broker's disk is to be full at some time."""
-        return any(fault.kind == "disk-full" for fault in self.fault)
-
-    @property
     def ends_at(self) -> float:
         """When the last fault is over, in seconds after the beginning."""
         return max((fault.ends_at for fault in self.fault), default=0.0)

@@ -61,7 +61,6 @@ def test_a_plan_is_read_from_a_file_and_its_seed_may_be_replaced(tmp_path: Path)
     assert (plan.seed, plan.ends_at) == (4, 3.0)
     assert read_plan(str(path), {"chaos_seed": 9}).seed == 9
     assert not plan.has_network_faults
-    assert not plan.has_disk_faults
 
 
 def test_what_belongs_to_a_random_plan_is_refused_with_a_file(tmp_path: Path) -> None:
