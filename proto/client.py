@@ -183,6 +183,10 @@ class Client:
         self.is_refused, self.session = False, session
         return self.ask(Leave(), now)
 
+    def deny(self, text: str) -> list[Instruction]:
+        """Takes word from the transport that this process will never be let in, and why."""
+        return [] if self.is_refused else self._refuse("denied", text)
+
     def forget(self, is_unwanted: Callable[[Message], bool]) -> None:
         """Stops asking what nobody wants to know any more."""
         self._asked = {number: asked for number, asked in self._asked.items() if not is_unwanted(asked.message)}

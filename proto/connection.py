@@ -53,6 +53,8 @@ class Connection:
             except MessageError:
                 continue  # a broker that is newer than we are may say things we need not know
             self._perform(self.client.handle(message, self._clock.now(), arrival.payload))
+        if self._transport.denial is not None:
+            self._perform(self.client.deny(self._transport.denial))
         self._perform(self.client.tick(self._clock.now()))
         news, self._news = self._news, []
         return news

@@ -52,12 +52,11 @@ class Outcome(StrEnum):
 class Dialling:
     """The state of one client's three sockets."""
 
-    def __init__(self, address: str, key: ClientKey | None) -> None:
+    def __init__(self, key: ClientKey | None) -> None:
         self.denial: str | None = None
         """One sentence: why this process will never be let in."""
         self.wants_probe = False
         """Whether a socket without a key should ask who is there; answer with `probed`."""
-        self._address = address
         self._key = key
         self._present = 0
         self._due_at: dict[Channel, float] = {}
@@ -112,9 +111,8 @@ class Dialling:
         self._num_probes = self._num_probes + 1 if has_keys else 0
         if self._num_probes >= PROBES_MIN:
             self.denial = (
-                f"the broker at {self._address} is not the one that {self._named()} was made for: it hung up on every "
-                "attempt; copy the key file from the key folder of that broker anew, or dial the address of the "
-                "broker it belongs to"
+                f"this broker is not the one that {self._named()} was made for, or has another key by now: it hung up "
+                "on every attempt; copy the key file from its key folder anew, or dial the broker it belongs to"
             )
 
     def adopt(self, key: ClientKey, now: float) -> None:
@@ -161,18 +159,18 @@ class Dialling:
             return
         if outcome is Outcome.REFUSED:
             self.denial = (
-                f"the broker at {self._address} does not let {self._named()} in: it was revoked, or never stood in the "
-                "allow-list of that broker; have `isles keys new` make one there, and start again with its file"
+                f"{self._named()} does not stand in the allow-list of this broker, or no more; have one made where "
+                "the broker runs (`isles keys new`), and start again with its file"
             )
         elif self._key is None:
             self.denial = (
-                f"the broker at {self._address} lets nobody in without a key: make one with `isles keys new` where "
-                "that broker runs, and name its file with --key"
+                "nobody is let in here without a key; have one made where the broker runs (`isles keys new`), and "
+                "name its file with --key"
             )
         else:
             self.denial = (
-                f"the broker at {self._address} has no keys, but this process was given {self._named()}: start the "
-                "broker with --keys, or dial the address of the one that has them"
+                f"this broker has no keys, but this process was given {self._named()}; start the broker with --keys, "
+                "or dial the one that has them"
             )
 
     def _named(self) -> str:

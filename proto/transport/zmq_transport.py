@@ -178,7 +178,7 @@ class ZmqClient(_Sockets):
         self._key = key
         self._key_watch = None if key is None else KeyWatch(key)
         self._key_checked_at = time.monotonic()
-        self._dialling = Dialling(str(address), key)
+        self._dialling = Dialling(key)
         self._monitors: dict[Channel, Monitor] = {}
         self._probe: Probe | None = None
         for channel in Channel:

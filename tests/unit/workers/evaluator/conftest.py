@@ -121,6 +121,8 @@ class ReadingBroker:
 
     # the transport's interface
 
+    denial: str | None = None
+
     def send(self, channel: Channel, header: bytes, payload: Bytes | None = None) -> bool:
         message = unpack(header)
         self.asked.append(message)
