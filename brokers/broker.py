@@ -34,6 +34,7 @@ from isles.proto.clock import Clock, SystemClock
 from isles.proto.errors import IslesError, MessageError
 from isles.proto.logs import Logger
 from isles.proto.messages import Channel, Error, pack, unpack
+from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.interface import Arrival, BrokerTransport
 
 TOKEN_BYTES: Final = 16
@@ -191,6 +192,7 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
     """
     from isles.proto.transport.zmq_transport import ZmqBroker
 
+    check_times(times_of("broker", settings), logger)
     store = Store.open(settings.store)
     try:
         transport = ZmqBroker(settings.host, settings.ports)

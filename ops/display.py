@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from isles.ops.concerns import SHOWN_MAX, concern_lines
 from isles.ops.log_watch import Warned
 from isles.ops.summary import bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
@@ -193,6 +194,8 @@ def progress_line(view: View) -> str:
     ]
     if view.num_restarts:
         parts.append(counted(view.num_restarts, "restart"))
+    if concerns := concern_lines(status):
+        parts.append(f"{counted(len(concerns), 'warning')}: {', '.join(line.partition(':')[0] for line in concerns)}")
     return ", ".join(parts if view.phase == "training" else [view.phase, *parts])
 
 
@@ -219,6 +222,8 @@ def render(view: View, now: float) -> RenderableType:
     if view.status is not None and view.status.run:
         parts += [_figures(view, view.status), Text()]
     parts += [_process_table(view, now)]
+    if view.status is not None:
+        parts += [_concern(line) for line in concern_lines(view.status, num_max=SHOWN_MAX)]
     if view.warned is not None:
         parts.append(_warning(view, view.warned, now))
     for seconds, text in view.events:
@@ -234,6 +239,11 @@ def _warning(view: View, warned: Warned, now: float) -> Text:
     text.append(warning_line(warned, view.num_warned - 1), style=style if is_new else f"dim {style}")
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
+
+
+def _concern(line: str) -> Text:
+    """What the broker warns of, in one line of whatever width there is."""
+    return Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 def _title(view: View, now: float) -> Text:

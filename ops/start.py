@@ -18,12 +18,14 @@ from isles.ops.run_folder import RunFolder, State, write_whole
 from isles.ops.settings import LogSettings, UpSettings
 from isles.ops.supervision import End, Role, Supervision
 from isles.ops.supervisor import Signals, Supervisor
+from isles.ops.up import all_times
 from isles.ops.watch import StatusWatch, watch
 from isles.ops.wording import make_console
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config, RunSettings, flag_name
 from isles.proto.logs import Logger, make_logger
+from isles.proto.timeouts import check_times
 from isles.proto.transport.address import Address
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Start:
         level = config.section("log", LogSettings).level
         logger = make_logger("up", folder.path.name, file=folder.log("up"), level=level)
         logger.info("process.started", version=version("isles"), settings=config.sections["up"].model_dump(mode="json"))
+        check_times(all_times(config), logger)
         if self.record is not None and self.changes:
             logger.info("run.changed", settings_epoch=len(self.record.past_sync), changes=self.changes)
         return logger

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.concerns import concern_lines
 from isles.ops.options import Patience
 from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text
 from isles.proto.errors import UsageError
@@ -42,8 +43,9 @@ def build(name: str) -> click.Command:
     def status(broker: str | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
         """Show what a broker knows of its run.
 
-        Learners by region with when they were last seen, fragments with their versions, leases, pending contributions,
-        totals, and the newest figures. Ends with 0 if the broker answered within the timeout, else with 5.
+        What it warns of, learners by region with when they were last seen, fragments with their versions, leases,
+        pending contributions, totals, and the newest figures. Ends with 0 if the broker answered within the timeout,
+        else with 5.
         """
         from isles.ops.watch import watch
 
@@ -112,6 +114,10 @@ def as_json(status: Status, unix: float) -> dict[str, Any]:
         "leases": [lease.model_dump(mode="json") for lease in status.leases],
         "reports": [report.model_dump(mode="json") for report in status.reports],
         "totals": status.totals.model_dump(mode="json"),
+        "warnings": [warning.model_dump(mode="json") for warning in status.warnings],
+        "num_required": status.num_required,
+        "store": None if status.store is None else status.store.model_dump(mode="json"),
+        "version": status.version,
     }
 
 
@@ -136,7 +142,8 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
         f"{totals.rejected} rejected, {totals.expired} expired\n"
         f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )
-    return [head, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
+    concerns = [Text(line, style="yellow") for line in concern_lines(status)]
+    return [head, *concerns, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
 
 
 def _settings_line(epoch: int) -> str:

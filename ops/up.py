@@ -20,6 +20,7 @@ from isles.outer.settings import OuterSettings
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import ConfigError
+from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.address import Address
 from isles.workers.finding import check_task
 from isles.workers.settings import WorkerSettings
@@ -35,6 +36,8 @@ larger budget, or other settings of the synchronisation, if you say so.
 """
 AGREED_SECTIONS: Final = ("run", "task")
 """What is settled for good when a run begins."""
+SECTIONS_WITH_TIMES: Final = frozenset({"broker", "evaluator", "outer", "sync", "up", "worker"})
+"""Those whose settings wait for one another; a task of one's own may name anything as it likes."""
 BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
 VERSIONS_KEPT_MAX: Final = 100_000
@@ -111,6 +114,7 @@ def _up(
         if summary is not None and summary.get("status") == "finished" and not BUDGET_KEYS & changes.keys():
             return _tell_finished(folder, summary, config, changes, is_json=is_json)
         check_task(config.section("run", RunSettings).task)
+        check_times(all_times(config))
         folder.check_room(config.section("broker", BrokerSettings).disk_free_bytes_min)
         state = replace(state, num_starts=state.num_starts + 1, worker_settings=single)
         config = settle(folder, state, config, has_port="broker.port" in asked.stated)
@@ -119,6 +123,16 @@ def _up(
         from isles.ops.start import Start
 
         return Start(folder, state, config, new, changes, plan, is_json=is_json).run()
+
+
+def all_times(config: Config) -> dict[str, float]:
+    """All times in all sections, in seconds, by their dotted names."""
+    return {
+        name: seconds
+        for section, settings in config.sections.items()
+        if section in SECTIONS_WITH_TIMES
+        for name, seconds in times_of(section, settings).items()
+    }
 
 
 def _tell_finished(

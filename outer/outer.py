@@ -26,6 +26,7 @@ from isles.proto.errors import RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Hello, Lease, Leased, Leave, Message, Welcome
+from isles.proto.timeouts import check_times, times_of, times_told
 
 if TYPE_CHECKING:
     from isles.outer.desk import Desk
@@ -187,6 +188,8 @@ class Outer:
                 f"merged ({self._record.run}): start it again if that is meant"
             )
         if record != self._record:
+            settings = times_of("outer", self._settings) | times_of("sync", record.sync)
+            check_times(settings | times_told(welcome.limits), self._logger)
             self._open_desks(record)
         self._lease_at = self._clock.now()
         for desk in self._desks:

@@ -188,14 +188,16 @@ def faults(seconds: Mapping[str, float], relations: Iterable[Relation] = RELATIO
     return [one.sentence(seconds) for one in relations if one.is_must and not one.is_kept(seconds)]
 
 
-def check_times(seconds: Mapping[str, float], logger: Logger) -> None:
-    """Compares the times that a process knows besides the constants, and says once what they are.
+def check_times(seconds: Mapping[str, float], logger: Logger | None = None) -> None:
+    """Compares the times that a process knows besides the constants; with a logger says once what they are.
 
     Raises ConfigError with one sentence that names both settings of the first relation that does not hold.
     """
     known = {**CONSTANTS, **seconds}
     if wrong := faults(known):
         raise ConfigError(wrong[0])
+    if logger is None:
+        return
     for one in RELATIONS:
         if not one.is_kept(known):
             logger.warning("timeouts.doubtful", text=one.sentence(known))

@@ -25,6 +25,7 @@ from isles.proto.errors import PayloadError, UnreachableError
 from isles.proto.ids import FRAGMENTS_MAX, FragmentId, Version
 from isles.proto.logs import Logger
 from isles.proto.messages import AskHeads, AskStatus, Done, Heads, Leave, Report, ReportInfo, Status
+from isles.proto.timeouts import check_times, times_of, times_told
 from isles.workers.device import choose_device
 from isles.workers.parameters import ASK_SECONDS, GlobalParameters, ParameterFetcher, ask
 from isles.workers.record import connect, make_task, say_hello, statements
@@ -254,6 +255,7 @@ def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     connection = connect(settings.broker, "evaluator", settings.id, stated=statements(config))
     try:
         record = _await_record(connection, settings, should_stop.is_set)
+        check_times(times_of("evaluator", settings) | times_told(connection.client.limits), logger)
         logger.info("broker.joined", address=settings.broker, run=record.run)
         run = config.section("run", RunSettings)
         task = make_task(record, run.task, config.sections["task"].model_dump())

@@ -7,7 +7,7 @@ a fresh learner's weights never become an existing run's parameters.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,8 @@ from isles.proto.errors import FencedError, ManifestError, ManifestMismatchError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
+from isles.proto.timeouts import check_times, times_of, times_told
+from isles.workers.courier import LOST_SECONDS
 from isles.workers.description import ModelTensors
 from isles.workers.flat import FlatModel
 from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
@@ -190,6 +192,16 @@ class Joiner:
                 if is_wanted(news):
                     return news
         return None
+
+
+def check_learner_times(joined: Joined, own: Mapping[str, float], log: Logger) -> None:
+    """Compares this learner's times, in seconds, with those of the run and of its broker, and says them once.
+
+    Raises ConfigError if they cannot work.
+    """
+    told = times_of("sync", joined.record.sync) | times_told(joined.welcome.limits)
+    named = {f"worker.{name}_seconds": seconds for name, seconds in own.items()}
+    check_times(told | named | {"learner.lost_seconds": LOST_SECONDS}, log)
 
 
 def offer_first_version(tensors: ModelTensors, new_run: NewRun, ask: Callable[..., Message]) -> str:

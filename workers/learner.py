@@ -37,7 +37,7 @@ from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
-from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun
+from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun, check_learner_times
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
 from isles.workers.record import new_incarnation
@@ -177,6 +177,8 @@ class Learner:
                 clock=self._clock,
                 log=self._log,
             ).join()
+            own = {"join_timeout": self._join_timeout_seconds, "drain_timeout": self._drain_timeout_seconds}
+            check_learner_times(joined, {**own, "checkpoint": self._checkpoint_seconds}, self._log)
             self._started = started = self._begin(connection, joined, tensors)
         except BaseException:
             connection.close()
