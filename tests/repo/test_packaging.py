@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
+
+
+IMPORT_NAMES = {"pyzmq": "zmq"}
+"""Of requirements that are not called what is imported."""
 
 
 def requirement_name(requirement: str) -> str:
@@ -50,6 +55,22 @@ def test_every_requirement_is_pinned(project: dict[str, Any], root: Path) -> Non
 
 def test_the_base_requirements_hold_no_tensor_library(project: dict[str, Any]) -> None:
     assert {"numpy", "torch", "safetensors"}.isdisjoint(map(requirement_name, project["project"]["dependencies"]))
+
+
+def test_the_base_requirements_hold_nothing_that_only_training_imports(
+    project: dict[str, Any], trees: dict[Path, ast.Module], package_files: list[Path], root: Path
+) -> None:
+    """Payloads are opaque to a broker, so what reads them belongs to the extra `train`, as numpy does."""
+    imported = set()
+    for path in package_files:
+        parts = path.relative_to(root).parts
+        if parts[0] in {"brokers", "ops", "proto"} and "codec" not in parts:
+            for node in ast.walk(trees[path]):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                imported |= {name.split(".")[0] for name in names}
+    needed = {IMPORT_NAMES.get(name, name) for name in map(requirement_name, project["project"]["dependencies"])}
+    assert needed <= imported
 
 
 def modules_loaded_by(*names: str) -> set[str]:
