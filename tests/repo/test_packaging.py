@@ -10,7 +10,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-
 IMPORT_NAMES = {"pyzmq": "zmq"}
 """Of requirements that are not called what is imported."""
 
