@@ -175,7 +175,7 @@ def client_file(folder: Path, name: str) -> Path:
 def read_client_key(path: Path) -> ClientKey:
     """The key of one process. Raises ConfigError, one sentence, for a file that cannot be used."""
     key = _read(path, ClientKey, KEY_FILE_BYTES_MAX, "key file", is_secret=True)
-    key._path = path  # noqa: SLF001 - where a key lies is no part of it: two copies are equal
+    key._path = path  # noqa: SLF001 - where it lies is no field of it
     return key
 
 
@@ -206,10 +206,8 @@ class KeyWatch:
             key = read_client_key(self._key.path)
         except ConfigError:
             return None
-        if key == self._key:
-            return None
-        self._key = key
-        return key
+        is_same, self._key = key.model_dump() == self._key.model_dump(), key
+        return None if is_same else key
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
         if self._key.path is None:
@@ -241,7 +239,7 @@ def _read_bytes(path: Path, bytes_max: int, what: str, *, is_secret: bool) -> by
         raise ConfigError(f"there is no {what} at {path}: make one with `isles keys new`, or name another") from None
     except OSError as error:
         raise ConfigError(f"the {what} {path} cannot be read ({error.strerror}): check its owner and path") from None
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path} is no {what}: it is no plain file")
@@ -250,10 +248,12 @@ def _read_bytes(path: Path, bytes_max: int, what: str, *, is_secret: bool) -> by
                 f"the {what} {path} is open to other users of this machine (mode {stat.S_IMODE(found.st_mode):04o}): "
                 f"close it with `chmod 600 {path}`, and make a new key if somebody may have read it"
             )
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             data = file.read(bytes_max + 1)
-        except OSError as error:
-            raise ConfigError(f"the {what} {path} cannot be read ({error.strerror}): check the disk") from None
+    except OSError as error:
+        raise ConfigError(f"the {what} {path} cannot be read ({error.strerror}): check the disk") from None
+    finally:
+        os.close(descriptor)
     if len(data) > bytes_max:
         raise ConfigError(f"{path} is no {what}: it is longer than {bytes_max} bytes")
     return data
