@@ -121,7 +121,8 @@ class Measures(_Value):
 def measure(logs: Mapping[str, Sequence[Line]], faults: Sequence[FaultRecord]) -> Measures:
     """`logs` is process -> its lines, each with its time as `unix`; `faults` in the order of their times."""
     happened = [fault for fault in faults if not fault.failure]
-    paces = {name: pace for name, lines in logs.items() if (pace := Pace.of(lines)) is not None}
+    hits = {name: [fault.began_unix for fault in happened if name in fault.targets] for name in logs}
+    paces = {name: pace for name, lines in logs.items() if (pace := Pace.of(lines, hits[name])) is not None}
     rounds = Rounds.of(logs.get("broker", ()))
     return Measures(
         effects=tuple(_effect(fault, happened, paces, rounds) for fault in happened),
@@ -135,7 +136,7 @@ def measure(logs: Mapping[str, Sequence[Line]], faults: Sequence[FaultRecord]) -
 
 
 class Pace:
-    """Inner steps of one learner over time, in stretches without a restart."""
+    """Inner steps of one learner over time, in stretches: none goes on over a restart or a fault that hit it."""
 
     def __init__(self, stretches: Sequence[Sequence[tuple[float, int]]]) -> None:
         self._stretches = [stretch for stretch in stretches if len(stretch) > 1]
@@ -148,14 +149,18 @@ class Pace:
         self.usual = median(rates) if rates else 0.0
 
     @classmethod
-    def of(cls, lines: Iterable[Line]) -> Pace | None:
-        """Of a worker's log; None if it is not one, or says too little."""
+    def of(cls, lines: Iterable[Line], hits: Sequence[float] = ()) -> Pace | None:
+        """Of a worker's log, and the times at which faults hit it; None if it is no worker's, or says too little."""
         stretches: list[list[tuple[float, int]]] = [[]]
         for line in lines:
+            unix = float(line["unix"])
+            was_hit = stretches[-1] and any(stretches[-1][-1][0] < hit <= unix for hit in hits)
             if line["event"] == "process.started":
                 stretches.append([])
             elif line["event"] == "learner.progressed":
-                stretches[-1].append((float(line["unix"]), int(line["steps"])))
+                if was_hit:
+                    stretches.append([])
+                stretches[-1].append((unix, int(line["steps"])))
         pace = cls(stretches)
         return pace if pace.usual > 0 else None
 

@@ -51,6 +51,17 @@ def test_who_is_hit_later_counts_up_to_then() -> None:
     assert [one.learner for one in second.survivors] == ["us-0"]
 
 
+@pytest.mark.parametrize("own", [(36.5, 50.0), (20.0, 29.5)], ids=["hit later", "hit before"])
+def test_the_time_of_a_fault_of_ones_own_is_not_counted_as_lost_to_another(own: tuple[float, float]) -> None:
+    silent = [one for one in worker(0, 60, 10, pause=own) if not own[0] <= one["unix"] < own[1]]
+    faults = sorted(
+        (fault(30, 30, "kill", "us-0"), fault(*own, "freeze", "us-1", number=2)), key=lambda one: one.began_unix
+    )
+    effects = measure({"us-0": worker(0, 60, 10), "us-1": silent}, faults).effects
+    (effect,) = (one for one in effects if one.fault.kind == "kill")
+    assert [one.steps_lost for one in effect.survivors] == [pytest.approx(0)]
+
+
 def test_a_fault_that_did_not_happen_has_no_effect() -> None:
     measures = measure({"us-0": worker(0, 60, 10)}, [fault(30, 30, "kill", "us-0", failure="nobody was there")])
     assert measures.effects == ()
