@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from isles.brokers import retained, versions
+from isles.brokers.doors import Named, name_learner
+from isles.brokers.quarantine import quarantine_error
 from isles.brokers.replies import joined_log, log, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -39,32 +41,42 @@ PROTOCOL_MAX: Final = (PROTOCOL_MAJOR, PROTOCOL_MINOR)
 
 def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Instruction]:
     """HELLO: lets a process in or says what differs; retires its older incarnations."""
-    fault = _hello_fault(hello, state.record)
-    refused = {"role": hello.role, "id": hello.id}
     warned: list[Log] = []
-    if fault is None and hello.store and hello.store != state.store:
-        fault, warned = _take_stranger(state, hello)
-    if fault is not None:
-        said = log("warning", "client.refused", **refused, code=fault.code, text=fault.text)
-        return [*reply(arrival, fault), said, *warned]
+    named = _judge_hello(state, arrival, hello)
+    if not isinstance(named, Error) and hello.store and hello.store != state.store:
+        named, warned = _take_stranger(state, named.hello)
+    if isinstance(named, Error):
+        refused = log("warning", "client.refused", role=hello.role, id=hello.id, code=named.code, text=named.text)
+        return [*reply(arrival, named), refused, *warned]
+    key_name = state.doors.name_of(arrival.key)
+    is_given, hello = not hello.id, named.hello
     # Operators only look: any number of them may share a name.
-    if hello.role != "operator":
-        if retained.is_retired(state.index, hello.role, hello.id, hello.incarnation):
-            text = f"incarnation {hello.incarnation[:8]} was replaced by a newer one"
-            return [
-                *reply(arrival, Fenced()),
-                log("warning", "client.refused", **refused, code="fenced", text=text),
-            ]
-        retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
-    opened = state.sessions.open(hello, arrival.connection, state.now)
+    if hello.role != "operator" and retained.is_retired(state.index, hello.role, hello.id, hello.incarnation):
+        text = f"incarnation {hello.incarnation[:8]} was replaced by a newer one"
+        refused = log("warning", "client.refused", role=hello.role, id=hello.id, code="fenced", text=text)
+        return [*reply(arrival, Fenced()), refused]
+    opened = state.sessions.open(hello, arrival.connection, state.now, key_name=key_name, public=arrival.key)
     if opened is None:
         text = f"{state.settings.sessions_max} sessions are open (sessions_max)"
+        if key_name:
+            text += f", or {state.settings.sessions_per_key_max} of the key {key_name} (sessions_per_key_max)"
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
+    if hello.role != "operator":
+        retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
     session, is_new = opened
+    session.rejoin, session.is_given = named.rejoin, session.is_given or is_given
     older = state.uploads.drop_older(session.owner, session.incarnation)
     abandoned = [AbandonUpload(upload.transfer, upload.blob) for upload in older]
     if session.role == "worker":
-        state.membership.join(session.id, session.incarnation, session.region, state.now, state.unix)
+        state.membership.join(
+            session.id,
+            session.incarnation,
+            session.region,
+            state.now,
+            state.unix,
+            key_name=key_name,
+            rejoin_sha256=named.rejoin_sha256,
+        )
     # Whoever waits for a run to begin says HELLO every few seconds.
     joined = [joined_log(session)] if is_new else []
     return [*abandoned, *reply(arrival, _welcome(state, session, hello)), *joined]
@@ -102,7 +114,30 @@ def _welcome(state: State, session: Session, hello: Hello) -> Welcome:
         rows=retained.rows_of(state.index, session.id) if is_worker else (),
         shards=state.membership.shards_of(session.id) if is_worker else {},
         store=state.store,
+        learner=session.id if is_worker else "",
+        rejoin=session.rejoin,
     )
+
+
+def _judge_hello(state: State, arrival: MessageArrived, hello: Hello) -> Named | Error:
+    """The HELLO with the id that its process has or gets; or why it cannot take part."""
+    holder = state.sessions.find(hello.role, hello.id, hello.incarnation)
+    if error := state.doors.hello_error(arrival.key, hello, holder) or _hello_fault(hello, state.record):
+        return error
+    if hello.role != "worker":
+        text = f"only a worker may come without an id, a process with the role {hello.role} needs one"
+        return Named(hello) if hello.id else Error(code="bad-message", text=text)
+    named = name_learner(
+        hello,
+        state.doors.name_of(arrival.key),
+        state.membership,
+        state.sessions,
+        state.draw_token() if not hello.id else "",
+        learners_per_key_max=state.settings.learners_per_key_max,
+    )
+    if isinstance(named, Error):
+        return named
+    return quarantine_error(state, named.hello.id) or named
 
 
 def take_init(state: State, session: Session, arrival: MessageArrived, message: Init) -> list[Instruction]:

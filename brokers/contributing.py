@@ -34,6 +34,9 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
     if (name.learner, name.incarnation) != (session.id, session.incarnation):
         text = f"{session.role} {session.id} offers contribution {name}, which is not its own"
         return refuse(arrival, Error(code="broken-rule", text=text))
+    if session.key_name and (seconds := state.offers.count(session.owner, state.now)):
+        text = f"{session.owner} has made {state.offers.per_minute_max} offers in a minute (offers_per_minute_max)"
+        return reply(arrival, RetryAfter(seconds=seconds, reason=text))
     upload = state.uploads.find(session.owner, contribution.blob, is_contribution=True)
     if upload is not None and upload.contribution is not None and upload.contribution.id == name:
         grant = state.uploads.grant(upload, session, message.request, state.now)
@@ -46,6 +49,9 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
     if len(contribution.norms) > state.num_tensors(name.fragment):
         text = f"contribution {name} has {len(contribution.norms)} norms, its fragment fewer tensors"
         return refuse(arrival, Error(code="broken-rule", text=text))
+    if contribution.blob.size_bytes > (bytes_max := state.contribution_bytes_max(name.fragment)):
+        text = f"contribution {name} has {contribution.blob.size_bytes} bytes; at most {bytes_max} can be right"
+        return refuse(arrival, Error(code="too-large", text=text))
     answer = retained.judge_offer(state.index, contribution, horizon_versions=horizon)
     if isinstance(answer, Expired):
         fields = {"base_version": contribution.base_version, "head": answer.head}
@@ -69,7 +75,16 @@ def take_upload(state: State, session: Session, arrival: MessageArrived, message
     upload = state.uploads.find(session.owner, blob, is_contribution=False)
     if upload is not None:
         return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
+    if session.key_name and _unused_bytes(state, session.key_name) + blob.size_bytes > (
+        state.settings.unused_bytes_per_key_max
+    ):
+        text = f"nothing refers to what the key {session.key_name} has stored (unused_bytes_per_key_max)"
+        return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
     return _open_upload(state, session, arrival, message)
+
+
+def _unused_bytes(state: State, key_name: str) -> int:
+    return sum(size for name, size in state.uploaded_by.values() if name == key_name)
 
 
 def _open_upload(state: State, session: Session, arrival: MessageArrived, message: Offer | Upload) -> list[Instruction]:
@@ -91,11 +106,21 @@ def take_chunk(state: State, session: Session, arrival: MessageArrived, message:
 
 def chunk_written(state: State, event: ChunkWritten) -> list[Instruction]:
     """More credit for who sends."""
+    granted = _chunk_gone(state, event.transfer)
     written = state.uploads.wrote(event.transfer, event.offset)
     if written is None:
-        return []
+        return granted
     upload, credit = written
-    return state.send(upload.session, Channel.BULK, credit)
+    return [*state.send(upload.session, Channel.BULK, credit), *granted]
+
+
+def _chunk_gone(state: State, transfer: int) -> list[Instruction]:
+    """A chunk is in memory no more: others may send theirs."""
+    return [
+        order
+        for upload, grant in state.uploads.disk_is_done(transfer)
+        for order in state.send(upload.session, Channel.CONTROL, grant)
+    ]
 
 
 def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
@@ -105,7 +130,13 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
         return []
     blob, contribution = upload.blob, upload.contribution
     state.damaged.discard(blob.digest)
+    if upload.is_unwanted:
+        if state.index.blob(blob.digest) is None:
+            state.index.put_blob(blob, 0.0)
+        return []
     if contribution is None:
+        if upload.owner.key_name:
+            state.uploaded_by[blob.digest] = upload.owner.key_name, blob.size_bytes
         state.index.put_blob(blob, state.unix)
         state.unused_since[blob.digest] = state.now
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))
@@ -130,15 +161,16 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
 
 def upload_failed(state: State, event: UploadFailed) -> list[Instruction]:
     """The bytes are damaged, or the disk is full: nothing was stored."""
+    granted = _chunk_gone(state, event.transfer)
     upload = state.uploads.drop(event.transfer)
     if upload is None:
-        return []
+        return granted
     if event.code == "full":
         later = RetryAfter(request=upload.request, seconds=DISK_FULL_RETRY_SECONDS, reason=event.text)
         said = log("error", "store.full", bytes=state.uploads.disk_free_bytes, limit_bytes=upload.blob.size_bytes)
-        return [*state.send(upload.session, Channel.CONTROL, later), said]
+        return [*state.send(upload.session, Channel.CONTROL, later), said, *granted]
     error = Error(request=upload.request, code="damaged", text=event.text)
     said = refusal_log("damaged", event.text)
     if upload.contribution is not None:
         said = log("warning", "contribution.damaged", **named(upload.contribution.id), text=event.text)
-    return [*state.send(upload.session, Channel.CONTROL, error), said]
+    return [*state.send(upload.session, Channel.CONTROL, error), said, *granted]

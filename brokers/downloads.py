@@ -1,6 +1,7 @@
 """Blobs on their way out of the store, in chunks with credit. Pure.
 
-A FETCH orders as many reads as its credit permits; each CREDIT orders more. A FETCH repeated with the same transfer
+A FETCH orders as many reads as its credit permits; each CREDIT orders more. What is read and not yet taken is bounded:
+without room a download waits for its turn, and all that wait take turns. A FETCH repeated with the same transfer
 number starts again where it says.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isles.brokers.limits import RoutingSettings
+from isles.brokers.quotas import Flight
 from isles.brokers.sessions import Session
 from isles.brokers.vocabulary import Instruction, ReadChunk
 from isles.proto.messages import BlobRef, Credit, Error, Fetch, Message, RetryAfter
@@ -28,6 +30,7 @@ class Download:
     """Bytes below this have arrived."""
     window_bytes: int
     touched_at: float
+    key_name: str
 
 
 @dataclass
@@ -35,21 +38,31 @@ class Downloads:
     """All open downloads."""
 
     settings: RoutingSettings
+    flight: Flight
     _open: dict[int, Download] = field(default_factory=dict)
-    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
+    _numbers: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Session -> number that its client chose -> number of the download."""
     _num_opened: int = 0
+    _waiting: dict[str, dict[int, None]] = field(default_factory=dict)
+    """Key name -> downloads that may read on, in the order of their turns."""
 
     def fetch(self, session: Session, message: Fetch, blob: BlobRef, now: float) -> list[Instruction] | Message:
         """Starts a download, or says why not."""
         if message.offset > blob.size_bytes:
             text = f"blob {blob.digest[:12]} has {blob.size_bytes} bytes; there is nothing at {message.offset}"
             return Error(code="broken-rule", text=text)
-        self.drop(self._numbers.get((session.token, message.transfer), 0))
-        if sum(token == session.token for token, _ in self._numbers) >= self.settings.downloads_per_client_max:
-            text = f"{session.role} {session.id} has too many fetches open (downloads_per_client_max)"
-            return RetryAfter(seconds=self.settings.retry_seconds, reason=text)
+        own = self._numbers.get(session.token, {})
+        self.drop(own.get(message.transfer, 0))
+        if len(own) >= self.settings.downloads_per_client_max:
+            return self._later(f"{session.role} {session.id} has too many fetches open (downloads_per_client_max)")
+        if session.key_name and self._num_of_key(session.key_name) >= self.settings.downloads_per_key_max:
+            return self._later(f"the key {session.key_name} has too many fetches open (downloads_per_key_max)")
         self._num_opened += 1
         window_bytes = min(message.credit_chunks, self.settings.credit_chunks) * self.settings.chunk_bytes
+        others = sum(self._open[number].window_bytes for number in own.values())
+        window_bytes = min(
+            window_bytes, max(self.settings.chunk_bytes, self.settings.window_bytes_per_client_max - others)
+        )
         download = Download(
             number=self._num_opened,
             session=session.token,
@@ -59,29 +72,63 @@ class Downloads:
             taken=message.offset,
             window_bytes=window_bytes,
             touched_at=now,
+            key_name=session.key_name,
         )
         self._open[download.number] = download
-        self._numbers[session.token, message.transfer] = download.number
-        return self._order(download)
+        self._numbers.setdefault(session.token, {})[message.transfer] = download.number
+        return self._read_on(download)
+
+    def _num_of_key(self, key_name: str) -> int:
+        return sum(download.key_name == key_name for download in self._open.values())
+
+    def _later(self, reason: str) -> RetryAfter:
+        return RetryAfter(seconds=self.settings.retry_seconds, reason=reason)
 
     def credit(self, session: Session, message: Credit, now: float) -> list[Instruction]:
         """More has arrived, so more may be read. A CREDIT for an ended download means nothing."""
-        download = self._open.get(self._numbers.get((session.token, message.transfer), 0))
+        download = self._open.get(self._numbers.get(session.token, {}).get(message.transfer, 0))
         if download is None or not download.taken < message.offset <= download.ordered:
             return []
+        self.flight.give_back(download.key_name, message.offset - download.taken)
         download.taken, download.touched_at = message.offset, now
         if download.taken == download.blob.size_bytes:
             self.drop(download.number)
-        return self._order(download)
+        return self._read_on(download)
 
-    def _order(self, download: Download) -> list[Instruction]:
+    def _read_on(self, download: Download) -> list[Instruction]:
+        self._waiting.setdefault(download.key_name, {})[download.number] = None
+        return self._serve(download.key_name)
+
+    def serve(self) -> list[Instruction]:
+        """Orders what there is room for since some downloads were dropped."""
+        return [order for key_name in list(self._waiting) for order in self._serve(key_name)]
+
+    def _serve(self, key_name: str) -> list[Instruction]:
+        """Orders one chunk after the other, of all in turn that wait, while there is room."""
         orders: list[Instruction] = []
-        end = min(download.blob.size_bytes, download.taken + download.window_bytes)
-        while download.ordered < end:
-            num_bytes = min(self.settings.chunk_bytes, end - download.ordered)
-            orders.append(ReadChunk(download.number, download.blob, download.ordered, num_bytes))
-            download.ordered += num_bytes
+        waiting = self._waiting[key_name]
+        while waiting:
+            number = next(iter(waiting))
+            order = self._next_read(number)
+            if order is not None and self.flight.room(key_name) < order.num_bytes:
+                break
+            del waiting[number]
+            if order is not None:
+                self.flight.take(key_name, order.num_bytes)
+                self._open[number].ordered += order.num_bytes
+                orders.append(order)
+                waiting[number] = None
+        if not waiting:
+            del self._waiting[key_name]
         return orders
+
+    def _next_read(self, number: int) -> ReadChunk | None:
+        download = self._open.get(number)
+        if download is None:
+            return None
+        end = min(download.blob.size_bytes, download.taken + download.window_bytes)
+        num_bytes = min(self.settings.chunk_bytes, end - download.ordered)
+        return ReadChunk(number, download.blob, download.ordered, num_bytes) if num_bytes > 0 else None
 
     def get(self, number: int) -> Download | None:
         return self._open.get(number)
@@ -90,7 +137,16 @@ class Downloads:
         """Forgets a download that has ended."""
         download = self._open.pop(number, None)
         if download is not None:
-            del self._numbers[download.session, download.transfer]
+            own = self._numbers[download.session]
+            del own[download.transfer]
+            if not own:
+                del self._numbers[download.session]
+            self.flight.give_back(download.key_name, download.ordered - download.taken)
+
+    def drop_session(self, token: str) -> None:
+        """Forgets what a session that has ended was fetching."""
+        for number in list(self._numbers.get(token, {}).values()):
+            self.drop(number)
 
     def drop_idle(self, touched_before: float) -> None:
         """Forgets what nobody takes any more."""

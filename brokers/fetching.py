@@ -57,4 +57,4 @@ def read_failed(state: State, event: ReadFailed) -> list[Instruction]:
     state.damaged.add(download.blob.digest)
     error = Error(request=download.transfer, code=event.code, text=event.text)
     said = log("error", "blob.corrupt", digest=download.blob.digest, text=event.text)
-    return [*state.send(download.session, Channel.BULK, error), said]
+    return [*state.send(download.session, Channel.BULK, error), said, *state.downloads.serve()]

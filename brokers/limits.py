@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from isles.proto.messages import CHUNK_BYTES, SHARDS_MAX, Limits
+from isles.proto.messages import CHUNK_BYTES, LEARNERS_MAX, SHARDS_MAX, Limits
 from isles.proto.timeouts import faults, times_of
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -61,6 +61,40 @@ class RoutingSettings(BaseModel):
     sessions_max: Annotated[int, Field(ge=1, le=65_536)] = Field(
         default=4096, description="sessions that may be open at once"
     )
+    flight_bytes_max: Bytes = Field(
+        default=1 << 30,
+        description="memory for payloads on their way, half of it in and half of it out, in bytes; shared equally "
+        "among the names of the allow-list, each with at least one chunk",
+    )
+    window_bytes_per_client_max: Bytes = Field(
+        default=64 << 20,
+        description="payload bytes on their way to one client beyond which each further fetch gets one chunk at a time",
+    )
+    sessions_per_key_max: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=1024, description="sessions that keys of one name may have open"
+    )
+    learners_per_key_max: Annotated[int, Field(ge=1, le=LEARNERS_MAX)] = Field(
+        default=1024, description="learners that keys of one name may have in a run, those that are gone included"
+    )
+    uploads_per_key_max: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=8192, description="uploads that keys of one name may have open"
+    )
+    downloads_per_key_max: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=16_384, description="fetches that keys of one name may have open"
+    )
+    unused_bytes_per_key_max: Bytes = Field(
+        default=64 << 30,
+        description="stored bytes to which nothing refers yet, such as those of a first version, of keys of one name",
+    )
+    offers_per_minute_max: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
+        default=30_000, description="contributions that one learner with a key may offer in a minute"
+    )
+    quarantine_rejections: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=3, description="contributions of one learner, rejected in a row, that put it in quarantine; 0 = never"
+    )
+    quarantine_seconds: Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)] = Field(
+        default=600.0, description="how long nothing is taken from a learner in quarantine, in seconds"
+    )
     upload_idle_seconds: Seconds = Field(
         default=60.0, description="an upload without a chunk for this long, in seconds, is dropped"
     )
@@ -79,6 +113,11 @@ class RoutingSettings(BaseModel):
             raise ValueError(
                 f"open_bytes_per_client_max = {self.open_bytes_per_client_max} is under blob_bytes_max = "
                 f"{self.blob_bytes_max}, so the largest payload could never come: raise the first or lower the second"
+            )
+        if self.flight_bytes_max < 4 * self.credit_chunks * self.chunk_bytes:
+            raise ValueError(
+                f"flight_bytes_max = {self.flight_bytes_max} holds less than two transfers each way of credit_chunks = "
+                f"{self.credit_chunks} times chunk_bytes = {self.chunk_bytes}: raise the first"
             )
         return self
 

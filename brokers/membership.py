@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from isles.brokers.store.index import Index, StoredLearner
 from isles.proto.messages import COUNT_MAX, LearnerInfo, Progress
@@ -36,6 +36,8 @@ class _Learner:
     step_seconds: float = 0.0
     measured_at: float | None = None
     measured_tokens: int = 0
+    key_name: str = ""
+    rejoin_sha256: str = ""
     is_draining: bool = False
     is_changed: bool = True
 
@@ -46,6 +48,15 @@ class Expiry:
 
     learner: str
     silent_seconds: float
+
+
+class Holder(NamedTuple):
+    """Whose a learner's id is."""
+
+    key_name: str
+    """Empty = nobody with a key has used it."""
+    rejoin_sha256: str
+    """Of the token that takes it again; empty = it was not given."""
 
 
 class Membership:
@@ -60,9 +71,23 @@ class Membership:
 
     # -------------------------------------------------------------------------------------------------------- learners
 
-    def join(self, learner: str, incarnation: str, region: str, now: float, unix: float) -> None:
-        """A worker said HELLO. A newer incarnation starts its counters anew and keeps the learner's shards."""
+    def join(
+        self,
+        learner: str,
+        incarnation: str,
+        region: str,
+        now: float,
+        unix: float,
+        *,
+        key_name: str = "",
+        rejoin_sha256: str = "",
+    ) -> None:
+        """A worker said HELLO. A newer incarnation starts its counters anew and keeps the learner's shards.
+
+        With a key, the learner is that name's from now on, and needs the token of this digest to come again.
+        """
         known = self._learners.get(learner)
+        holder = self.holder(learner) or Holder("", "")
         if known is None or known.incarnation != incarnation:
             if known is not None:
                 self._put(learner, known)
@@ -70,6 +95,7 @@ class Membership:
             known.tokens_before, known.steps_before = self._index.work_before(learner, incarnation)
             known.tokens, known.steps = self._index.work(learner, incarnation)
             self._learners[learner] = known
+        known.key_name, known.rejoin_sha256 = (key_name, rejoin_sha256) if key_name else holder
         known.region, known.is_live, known.heard_at, known.last_seen_unix = region, True, now, unix
         self._put(learner, known)
 
@@ -120,6 +146,43 @@ class Membership:
         return frozenset(
             name for name, one in self._learners.items() if one.is_live and one.steps and not one.is_draining
         )
+
+    def holder(self, learner: str) -> Holder | None:
+        """Whose a learner's id is; None = nobody's yet."""
+        known = self._learners.get(learner)
+        return None if known is None else Holder(known.key_name, known.rejoin_sha256)
+
+    def is_current(self, learner: str, incarnation: str) -> bool:
+        """Whether this is the newest incarnation of the learner."""
+        known = self._learners.get(learner)
+        return known is not None and known.incarnation == incarnation
+
+    def unused_of(self, key_name: str, incarnation: str) -> str:
+        """The id that was given to this incarnation and under which nothing was done yet; empty if there is none."""
+        return next(
+            (
+                name
+                for name, known in self._learners.items()
+                if (known.key_name, known.incarnation) == (key_name, incarnation)
+                and known.rejoin_sha256
+                and not (known.tokens or known.steps or known.tokens_before or known.steps_before)
+                and not self._index.rows_of(name)
+                and not self._index.shards_of(name)
+            ),
+            "",
+        )
+
+    def knows_incarnation(self, incarnation: str) -> bool:
+        """Whether this is the newest incarnation of some learner."""
+        return any(known.incarnation == incarnation for known in self._learners.values())
+
+    @property
+    def num_learners(self) -> int:
+        return len(self._learners)
+
+    def num_learners_of(self, key_name: str) -> int:
+        """Those whose ids belong to this key name."""
+        return sum(known.key_name == key_name for known in self._learners.values())
 
     def leave(self, learner: str) -> None:
         """A learner goes on purpose: its shards are free at once."""
@@ -192,6 +255,8 @@ class Membership:
                 last_seen_unix=known.last_seen_unix,
                 tokens_per_second=known.tokens_per_second,
                 step_seconds=known.step_seconds,
+                key_name=known.key_name,
+                rejoin_sha256=known.rejoin_sha256,
             )
         )
 
@@ -231,5 +296,7 @@ def _restore(index: Index, stored: StoredLearner, now: float) -> _Learner:
         steps=steps,
         tokens_per_second=stored.tokens_per_second,
         step_seconds=stored.step_seconds,
+        key_name=stored.key_name,
+        rejoin_sha256=stored.rejoin_sha256,
         is_changed=False,
     )

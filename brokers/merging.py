@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from isles.brokers import retained, versions
+from isles.brokers.quarantine import take_rejections
 from isles.brokers.replies import log, named, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -57,7 +58,8 @@ def take_settle(state: State, session: Session, arrival: MessageArrived, message
     rejected = retained.settle(state.index, message)
     hints = [state.hint("settled", fragment=message.fragment, learner=row.id.learner) for row in rejected]
     logs = [log("warning", "contribution.rejected", **named(row.id), reason=row.reason) for row in rejected]
-    return [*reply(arrival, Settled(fragment=message.fragment)), *hints, *logs]
+    quarantines = take_rejections(state, rejected)
+    return [*reply(arrival, Settled(fragment=message.fragment)), *hints, *logs, *quarantines]
 
 
 def take_commit(state: State, session: Session, arrival: MessageArrived, message: Commit) -> list[Instruction]:

@@ -356,6 +356,7 @@ def _write_version(index: Index, message: Commit, head: VersionInfo, unix: float
         assert row is not None
         tokens += row.contribution.tokens
         index.put_row(StoredRow(row.contribution, "merged", version))
+        index.reset_standing(row.id.learner)
         index.move_references(_row_owner(row.id.learner, row.id.fragment), version_owner(message.fragment, version))
     info = VersionInfo(
         fragment=message.fragment,

@@ -3,6 +3,7 @@
 `handle` takes one event and returns instructions. Its caller wraps it in a transaction of the index and performs the
 instructions only after that transaction is durable, so nothing is answered that a crash could take back.
 
+    who may come in            doors; quarantine
     who may say what           here, in VERBS
     the books                  retained, versions
     what each message does     admission, contributing, fetching, merging, reading
@@ -26,8 +27,10 @@ from isles.brokers.contributing import (
     upload_failed,
 )
 from isles.brokers.fetching import chunk_read, read_failed, take_credit, take_fetch
+from isles.brokers.leaving import take_allow_list
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.merging import take_checkpoint, take_commit, take_lease, take_list, take_settle
+from isles.brokers.quarantine import SHUT, is_quarantined, quarantine_error, take_pardon
 from isles.brokers.reading import take_ask_heads, take_ask_history, take_ask_status, take_ask_version, take_report
 from isles.brokers.replies import joined_log, log, refusal_log, refuse, reply
 from isles.brokers.sessions import Session
@@ -36,6 +39,7 @@ from isles.brokers.status import BYTES_DOWN_COUNTER
 from isles.brokers.store.index import Index
 from isles.brokers.vocabulary import (
     AbandonUpload,
+    AllowListChanged,
     ChunkRead,
     ChunkWritten,
     DeleteBlob,
@@ -69,6 +73,7 @@ from isles.proto.messages import (
     List,
     Message,
     Offer,
+    Pardon,
     Progress,
     Report,
     Role,
@@ -92,6 +97,7 @@ _WORKER: Final[frozenset[Role]] = frozenset({"worker"})
 _OUTER: Final[frozenset[Role]] = frozenset({"outer"})
 _ONLOOKER: Final[frozenset[Role]] = frozenset({"evaluator", "operator"})
 _ANYBODY: Final[frozenset[Role]] = _WORKER | _OUTER | _ONLOOKER
+_OPERATOR: Final[frozenset[Role]] = frozenset({"operator"})
 _STARTER: Final[frozenset[Role]] = _WORKER | {"operator"}
 """A run is started by its first worker, or by whoever has weights to begin with."""
 
@@ -114,8 +120,9 @@ VERBS: Final[dict[type[Message], Verb]] = {
     Settle: Verb(_OUTER, take_settle),
     Commit: Verb(_OUTER, take_commit),
     Checkpoint: Verb(_OUTER, take_checkpoint),
+    Pardon: Verb(_OPERATOR, take_pardon, needs_run=False),
 }
-"""Everything that needs a session; HELLO and ASK_STATUS do not."""
+"""Everything that needs a session; HELLO and ASK_STATUS do not, only a key where keys are needed."""
 
 
 class Router:
@@ -145,7 +152,10 @@ class Router:
             case MessageArrived():
                 return self._hear(event)
             case GarbageArrived():
-                return refuse(event, Error(code="bad-message", text=event.text))
+                error = self.state.doors.key_error(event.key)
+                return refuse(event, error or Error(code="bad-message", text=event.text))
+            case AllowListChanged():
+                return take_allow_list(self.state, event)
             case ChunkWritten():
                 return chunk_written(self.state, event)
             case UploadDurable():
@@ -161,14 +171,19 @@ class Router:
 
     def _hear(self, arrival: MessageArrived) -> list[Instruction]:
         state, message = self.state, arrival.message
+        if error := state.doors.key_error(arrival.key):
+            return refuse(arrival, error)
         if isinstance(message, Hello) and arrival.channel is Channel.CONTROL:
             return take_hello(state, arrival, message)
         if isinstance(message, AskStatus) and arrival.channel is Channel.CONTROL:
             return take_ask_status(state, arrival, message)
-        session = state.sessions.hear(message.session, arrival.channel, arrival.connection, state.now)
+        session = state.sessions.get(message.session)
         if session is None:
             text = "this broker does not know the session; was it restarted? Say HELLO"
             return refuse(arrival, Error(code="unknown-session", text=text), level="info")
+        if error := state.doors.session_error(arrival.key, session):
+            return refuse(arrival, error)
+        state.sessions.hear(session, arrival.channel, arrival.connection, state.now, arrival.key)
         verb = VERBS.get(type(message))
         name = type(message).__name__
         if verb is None or verb.channel is not arrival.channel or session.role not in verb.roles:
@@ -177,6 +192,9 @@ class Router:
         if retained.is_retired(state.index, session.role, session.id, session.incarnation):
             text = f"{session.role} {session.id} has a newer incarnation than {session.incarnation[:8]}"
             return [*reply(arrival, Fenced()), refusal_log("fenced", text, level="info")]
+        is_shut = session.role == "worker" and type(message) in SHUT
+        if is_shut and (error := quarantine_error(state, session.id)):
+            return refuse(arrival, error)
         if verb.needs_run and state.record is None:
             text = f"{name}: this run has no parameters yet; wait for the first worker's INIT"
             return reply(arrival, Error(code="not-initialised", text=text))
@@ -185,9 +203,9 @@ class Router:
     def _renew(self, session: Session) -> list[Instruction]:
         """Whatever a worker says shows that it lives."""
         state = self.state
-        if session.role != "worker" or session.has_left or not state.membership.hear(session.id, state.now, state.unix):
+        if session.role != "worker" or session.has_left or is_quarantined(state, session.id):
             return []
-        return [joined_log(session)]
+        return [joined_log(session)] if state.membership.hear(session.id, state.now, state.unix) else []
 
     def _tick(self, event: Tick) -> list[Instruction]:
         state = self.state
@@ -199,6 +217,8 @@ class Router:
         ]
         state.sessions.forget_idle(now - settings.session_idle_seconds)
         state.downloads.drop_idle(now - settings.upload_idle_seconds)
+        instructions += state.downloads.serve()
+        state.offers.forget(now)
         idle = state.uploads.drop_idle(now - settings.upload_idle_seconds)
         instructions += [AbandonUpload(upload.transfer, upload.blob) for upload in idle]
         if now - self._flushed_at >= settings.flush_seconds:
@@ -233,6 +253,7 @@ class Router:
         unused = state.index.unused_blobs()
         since = {blob.digest: state.unused_since.get(blob.digest, state.started_at) for blob, _ in unused}
         state.unused_since = since
+        state.uploaded_by = {digest: one for digest, one in state.uploaded_by.items() if digest in since}
         overdue = state.now - state.settings.unused_blob_seconds
         doomed = [
             blob

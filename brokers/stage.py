@@ -106,9 +106,9 @@ class Stage:
         """The names of what was logged, in order."""
         return [log.event for log in self.logs]
 
-    def member(self, role: Role, name: str, incarnation: str = "aa" * 8) -> Member:
+    def member(self, role: Role, name: str, incarnation: str = "aa" * 8, *, key: str = "") -> Member:
         """A client that has not said anything yet."""
-        return Member(self, role, name, incarnation)
+        return Member(self, role, name, incarnation, key=key)
 
 
 @dataclass
@@ -121,10 +121,12 @@ class Member:
     incarnation: str
     session: str = ""
     num_requests: int = 0
+    key: str = ""
+    """The public key that it has proved; empty = a broker without keys."""
 
     @property
     def connection(self) -> bytes:
-        return f"{self.role}/{self.id}/{self.incarnation}".encode()
+        return f"{self.role}/{self.id}/{self.incarnation}/{self.key}".encode()
 
     def say(self, message: Message, payload: bytes | None = None, channel: Channel = Channel.CONTROL) -> list[Send]:
         """Says one thing; everything that was sent to this client because of it."""
@@ -132,7 +134,7 @@ class Member:
         request = message.request or self.num_requests
         said = message.model_copy(update={"session": message.session or self.session, "request": request})
         before = len(self.stage.sent)
-        self.stage.hear(MessageArrived(channel, self.connection, said, payload))
+        self.stage.hear(MessageArrived(channel, self.connection, said, payload, self.key))
         return [send for send in self.stage.sent[before:] if send.connection == self.connection]
 
     def ask(self, message: Message) -> Message:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from isles.brokers import retained
+from isles.brokers.doors import Doors
 from isles.brokers.downloads import Downloads
 from isles.brokers.leases import Leases
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.membership import Membership
+from isles.brokers.quotas import Flight, OfferRates
 from isles.brokers.sessions import Sessions
 from isles.brokers.store.index import Index
 from isles.brokers.uploads import Uploads
@@ -20,7 +22,19 @@ from isles.proto.agreement import RunRecord
 from isles.proto.manifest import Manifest
 from isles.proto.messages import Channel, Hint, Message
 
+BYTES_PER_VALUE_MAX: Final = 8
+"""Of a contribution: the longest codec takes 4, compression that fails and the header add little."""
+CONTRIBUTION_BYTES_MIN: Final = 1 << 20
+"""So long any contribution may be: headers, scales and the like of the smallest fragments."""
+
 HintKind = Literal["contribution", "version", "settled", "initialised", "report", "beat"]
+
+
+class FragmentFacts(NamedTuple):
+    """What the manifest says of a fragment."""
+
+    num_tensors: int
+    num_values: int
 
 
 @dataclass
@@ -32,7 +46,7 @@ class State:
     incarnation: str
     """Random per start of the process."""
     draw_token: Callable[[], str]
-    """Random, hard to guess: names sessions."""
+    """Random, hard to guess: names sessions, and lets a worker take an id again."""
     now: float
     """Monotonic seconds of the event that is being handled; at first, of the start."""
     unix: float
@@ -46,6 +60,9 @@ class State:
     unused_since: dict[str, float] = field(default_factory=dict)
     """Digests of blobs to which nothing refers yet, and since when: by a clock that nobody sets. What an earlier
     process stored counts from the start of this one."""
+    uploaded_by: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Digests of such blobs, with the name of the key that sent them and their sizes in bytes."""
+    doors: Doors = field(default_factory=Doors)
     version: str = ""
     """Of this broker's isles."""
     num_required: int = 0
@@ -57,25 +74,38 @@ class State:
     downloads: Downloads = field(init=False)
     membership: Membership = field(init=False)
     leases: Leases = field(init=False)
+    offers: OfferRates = field(init=False)
+    quarantined: dict[str, float] = field(init=False)
+    """Learner -> when its quarantine ends, in seconds since 1970; perhaps it has."""
     warnings: Warnings = field(init=False)
     store: str = field(init=False)
     """Random name of the store."""
     _record: RunRecord | None = None
-    _num_tensors: list[int] | None = None
+    _fragments: list[FragmentFacts] | None = None
 
     def __post_init__(self) -> None:
         settings, now = self.settings, self.now
         self.started_at = self.hinted_at = now
-        self.sessions = Sessions(self.draw_token, settings.sessions_max)
-        self.uploads = Uploads(settings, first_transfer=int(self.incarnation[:8], 16) << 20)
-        self.downloads = Downloads(settings)
+        self.sessions = Sessions(self.draw_token, settings.sessions_max, settings.sessions_per_key_max)
+        first_transfer = int(self.incarnation[:8], 16) << 20
+        self.uploads = Uploads(settings, self._new_flight(), first_transfer=first_transfer)
+        self.downloads = Downloads(settings, self._new_flight())
+        self.offers = OfferRates(settings.offers_per_minute_max)
         self.warnings = Warnings(settings)
         with self.index.transaction():
             self.store = retained.store_name(self.index, self.incarnation)
+            self.quarantined = self.index.quarantined()
             self.leases = Leases(self.index, lease_seconds=settings.outer_lease_seconds, now=now)
             self.membership = Membership(
                 self.index, lease_seconds=settings.learner_lease_seconds, num_shards=settings.num_shards, now=now
             )
+
+    def _new_flight(self) -> Flight:
+        return Flight(self.settings.flight_bytes_max // 2, self.settings.chunk_bytes)
+
+    def share_memory(self, num_keys: int) -> None:
+        """From now on so many key names have a share each; what is under way beyond a share ends as it may."""
+        self.uploads.flight.num_keys = self.downloads.flight.num_keys = num_keys
 
     @property
     def record(self) -> RunRecord | None:
@@ -86,11 +116,18 @@ class State:
 
     def num_tensors(self, fragment: int) -> int:
         """How many tensors a fragment of the run has; 0 if there is no such fragment."""
-        if self._num_tensors is None:
+        return self._facts(fragment).num_tensors
+
+    def contribution_bytes_max(self, fragment: int) -> int:
+        """More than any codec needs for a contribution to this fragment, in bytes."""
+        return CONTRIBUTION_BYTES_MIN + BYTES_PER_VALUE_MAX * self._facts(fragment).num_values
+
+    def _facts(self, fragment: int) -> FragmentFacts:
+        if self._fragments is None:
             assert self.record is not None
             manifest = Manifest.from_text(self.record.manifest)
-            self._num_tensors = [len(fragment.tensor_names) for fragment in manifest.fragments]
-        return self._num_tensors[fragment] if fragment < len(self._num_tensors) else 0
+            self._fragments = [FragmentFacts(len(one.tensor_names), one.num_values) for one in manifest.fragments]
+        return self._fragments[fragment] if fragment < len(self._fragments) else FragmentFacts(0, 0)
 
     def send(self, token: str, channel: Channel, message: Message, payload: Bytes | None = None) -> list[Instruction]:
         """Says something to a session, wherever it was last heard on the channel."""

@@ -4,18 +4,20 @@
     here        open -> GRANT(offset)     WriteChunk .. -> CREDIT    find -> GRANT(offset received so far)
     disk                                  ChunkWritten, at the end FinishUpload -> UploadDurable | UploadFailed
 
-A partial upload belongs to (role, id) and digest, so it survives a lost connection or session; not a broker's restart.
-Sizes are checked before anything is stored, and credit bounds what is in memory.
+A partial upload belongs to (role, id, key name) and digest, so it survives a lost connection or session; not a broker's
+restart. Sizes are checked before anything is stored. What waits for the disk is bounded: a chunk for which there is no
+room is dropped, and its upload gets another GRANT when there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from isles.brokers.limits import RoutingSettings
-from isles.brokers.sessions import Session
+from isles.brokers.quotas import DiskQueue, Flight
+from isles.brokers.sessions import Owner, Session
 from isles.brokers.vocabulary import AbandonUpload, Bytes, FinishUpload, Instruction, Send, WriteChunk
 from isles.proto.ids import ContributionId
 from isles.proto.messages import BlobRef, Channel, Chunk, Contribution, Credit, Error, Grant, Message, RetryAfter
@@ -31,7 +33,7 @@ class Upload:
     """One blob that is being received."""
 
     transfer: int
-    owner: tuple[str, str]
+    owner: Owner
     session: str
     incarnation: str
     request: int
@@ -43,6 +45,8 @@ class Upload:
     written: int = 0
     """Bytes that the disk has taken."""
     regranted_at: float | None = None
+    is_unwanted: bool = False
+    """Whoever sent it has been turned away since; it is too late to stop the disk."""
 
     @property
     def is_complete(self) -> bool:
@@ -54,13 +58,20 @@ class Uploads:
     """All open uploads."""
 
     settings: RoutingSettings
+    flight: Flight
     first_transfer: int = 0
     """Differs between two starts of a broker, so that a GRANT of the one before names no upload of this one."""
     disk_free_bytes: int = 2**53
     _open: dict[int, Upload] = field(default_factory=dict)
     _num_opened: int = 0
+    _starved: dict[int, None] = field(default_factory=dict)
+    """Transfers of which a chunk was dropped, those first that have waited longest."""
+    _queue: DiskQueue = field(init=False)
 
-    def find(self, owner: tuple[str, str], blob: BlobRef, *, is_contribution: bool) -> Upload | None:
+    def __post_init__(self) -> None:
+        self._queue = DiskQueue(self.flight)
+
+    def find(self, owner: Owner, blob: BlobRef, *, is_contribution: bool) -> Upload | None:
         """The upload of these bytes by this client, if it is under way."""
         for upload in self._of(owner):
             if upload.blob == blob and (upload.contribution is not None) is is_contribution:
@@ -78,10 +89,10 @@ class Uploads:
         """Whether somebody is sending this blob."""
         return any(upload.blob.digest == digest for upload in self._open.values())
 
-    def _of(self, owner: tuple[str, str]) -> Iterator[Upload]:
+    def _of(self, owner: Owner) -> Iterator[Upload]:
         return (upload for upload in self._open.values() if upload.owner == owner)
 
-    def refusal(self, owner: tuple[str, str], blob: BlobRef, stored_bytes: int) -> Message | None:
+    def refusal(self, owner: Owner, blob: BlobRef, stored_bytes: int) -> Message | None:
         """Why this blob may not be sent, or not now."""
         settings = self.settings
         if blob.size_bytes > settings.blob_bytes_max:
@@ -91,9 +102,11 @@ class Uploads:
             return Error(code="broken-rule", text="a blob has at least one byte")
         sizes = [upload.blob.size_bytes for upload in self._of(owner)]
         if len(sizes) >= settings.uploads_per_client_max:
-            return self._later(f"{owner[0]} {owner[1]} has {len(sizes)} uploads open (uploads_per_client_max)")
+            return self._later(f"{owner} has {len(sizes)} uploads open (uploads_per_client_max)")
         if sum(sizes) + blob.size_bytes > settings.open_bytes_per_client_max:
-            return self._later(f"{owner[0]} {owner[1]} has {sum(sizes)} bytes under way (open_bytes_per_client_max)")
+            return self._later(f"{owner} has {sum(sizes)} bytes under way (open_bytes_per_client_max)")
+        if owner.key_name and self._num_of_key(owner.key_name) >= settings.uploads_per_key_max:
+            return self._later(f"the key {owner.key_name} has too many uploads open (uploads_per_key_max)")
         promised = sum(upload.blob.size_bytes - upload.written for upload in self._open.values())
         if self.disk_free_bytes - promised - blob.size_bytes < settings.disk_free_bytes_min:
             text = f"the broker's disk has {self.disk_free_bytes} bytes left (disk_free_bytes_min)"
@@ -105,6 +118,9 @@ class Uploads:
             text = f"the store holds {stored_bytes} bytes (stored_bytes_max)"
             return RetryAfter(seconds=DISK_FULL_RETRY_SECONDS, reason=text)
         return None
+
+    def _num_of_key(self, key_name: str) -> int:
+        return sum(upload.owner.key_name == key_name for upload in self._open.values())
 
     def _later(self, reason: str) -> RetryAfter:
         return RetryAfter(seconds=self.settings.retry_seconds, reason=reason)
@@ -121,6 +137,7 @@ class Uploads:
         """Tells where to go on; the answer to the newest ask is the one that will be given."""
         upload.session, upload.incarnation, upload.request = session.token, session.incarnation, request
         upload.touched_at = now
+        self._starved.pop(upload.transfer, None)
         return self._grant(upload)
 
     def _grant(self, upload: Upload) -> Grant:
@@ -138,7 +155,7 @@ class Uploads:
         if upload is None or upload.owner != session.owner:
             text = f"there is no open upload {chunk.transfer}: repeat the ask that it belongs to"
             return [Send(Channel.BULK, connection, Error(code="not-found", text=text))]
-        if chunk.offset < upload.received:
+        if chunk.offset < upload.received or upload.transfer in self._starved:
             return []
         if chunk.offset > upload.received:
             return self._regrant(upload, session, now)
@@ -148,6 +165,10 @@ class Uploads:
             return [AbandonUpload(upload.transfer, upload.blob), Send(Channel.BULK, connection, error)]
         assert payload is not None
         upload.touched_at = now
+        if self.flight.room(upload.owner.key_name) < len(payload):
+            self._starved[upload.transfer] = None
+            return []
+        self._queue.put(upload.transfer, upload.owner.key_name, len(payload))
         upload.received += len(payload)
         orders: list[Instruction] = [WriteChunk(upload.transfer, upload.blob, chunk.offset, payload)]
         return [*orders, FinishUpload(upload.transfer, upload.blob)] if upload.is_complete else orders
@@ -173,6 +194,24 @@ class Uploads:
             return Error(code="broken-rule", text=text)
         return None
 
+    def disk_is_done(self, transfer: int) -> list[tuple[Upload, Grant]]:
+        """The disk is done with one chunk, whatever came of it: grants for who was put off for want of memory."""
+        key_name = self._queue.take(transfer)
+        room = 0 if key_name is None else self.flight.room(key_name)
+        window = min(self.settings.credit_chunks * self.settings.chunk_bytes, self.flight.share_bytes)
+        granted = []
+        for starved in list(self._starved):
+            upload = self._open.get(starved)
+            if upload is None:
+                del self._starved[starved]
+            elif upload.owner.key_name == key_name:
+                room -= min(window, upload.blob.size_bytes - upload.received)
+                if room < 0:
+                    break
+                del self._starved[starved]
+                granted.append((upload, self._grant(upload)))
+        return granted
+
     def wrote(self, transfer: int, offset: int) -> tuple[Upload, Credit] | None:
         """The disk has taken everything below `offset`, so as much may follow."""
         upload = self._open.get(transfer)
@@ -183,6 +222,7 @@ class Uploads:
 
     def drop(self, transfer: int) -> Upload | None:
         """Forgets an upload that has ended."""
+        self._starved.pop(transfer, None)
         return self._open.pop(transfer, None)
 
     def drop_idle(self, touched_before: float) -> list[Upload]:
@@ -190,7 +230,16 @@ class Uploads:
         idle = [up for up in self._open.values() if up.touched_at < touched_before and not up.is_complete]
         return [self._open.pop(upload.transfer) for upload in idle]
 
-    def drop_older(self, owner: tuple[str, str], incarnation: str) -> list[Upload]:
+    def drop_older(self, owner: Owner, incarnation: str) -> list[Upload]:
         """Forgets and returns what other incarnations of this client were sending."""
         older = [up for up in self._of(owner) if up.incarnation != incarnation and not up.is_complete]
         return [self._open.pop(upload.transfer) for upload in older]
+
+    def drop_where(self, is_dropped: Callable[[Upload], bool]) -> list[Upload]:
+        """Forgets and returns uploads that are not wanted; those that are complete are marked instead."""
+        dropped = []
+        for upload in [upload for upload in self._open.values() if is_dropped(upload)]:
+            upload.is_unwanted = True
+            if not upload.is_complete:
+                dropped.append(self._open.pop(upload.transfer))
+        return dropped

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from isles.proto.keys import AllowList
 from isles.proto.messages import BlobRef, Channel, Hint, Message
 
 Bytes = bytes | memoryview
@@ -22,6 +23,8 @@ class MessageArrived:
     connection: bytes
     message: Message
     payload: Bytes | None = None
+    key: str = ""
+    """The public key (z85) that its sender proved; empty = a broker without keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class GarbageArrived:
     channel: Channel
     connection: bytes
     text: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,15 @@ class Tick:
     disk_free_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class AllowListChanged:
+    """Whom the broker lets in from now on; None = it has no keys."""
+
+    allowed: AllowList | None
+
+
 DiskEvent = ChunkWritten | UploadDurable | UploadFailed | ChunkRead | ReadFailed
-Event = MessageArrived | GarbageArrived | DiskEvent | Tick
+Event = MessageArrived | GarbageArrived | DiskEvent | Tick | AllowListChanged
 
 
 # ------------------------------------------------------------------------------------------------------- instructions

@@ -236,6 +236,8 @@ class Client:
                 return self._take_chunk(message, payload or b"", now)
             case Credit():
                 return self._take_credit(message, now)
+            case Error(code="denied" | "quarantined"):
+                return self._refuse(message.code, message.text)
             case Error(code="unknown-session"):
                 return self.start(now) if self.session else []
             case Error() if message.request == self._hello_request and self._hello_deadline is not None:
@@ -261,6 +263,8 @@ class Client:
         if welcome.request != self._hello_request or self._hello_deadline is None:
             return []
         self._hello_deadline = None
+        if not self.hello.id:
+            self.hello = self.hello.model_copy(update={"id": welcome.learner, "rejoin": welcome.rejoin})
         self.session = welcome.new_session
         self.limits = welcome.limits
         instructions: list[Instruction] = [Welcomed(welcome)]

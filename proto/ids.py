@@ -22,6 +22,9 @@ FRAGMENTS_MAX: Final = 4096
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name that a person or a process gave: run, learner, outer, region."""
 
+NameOrNone = Annotated[str, StringConstraints(pattern=rf"^$|{NAME_PATTERN}")]
+"""A name, or empty where there is none yet."""
+
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 """Lower-case hexadecimal SHA-256 of some bytes."""
 

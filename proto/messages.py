@@ -7,7 +7,7 @@ Evolution: tags never change and are never used again; a new field has a default
 tag needs a higher minor protocol version. Golden byte vectors in `tests/conformance` pin all of this.
 
     client -> broker, control     HELLO INIT PROGRESS OFFER UPLOAD ASK_VERSION ASK_HEADS LEASE LIST SETTLE COMMIT
-                                  CHECKPOINT ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE
+                                  CHECKPOINT ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE PARDON
     broker -> client, control     WELCOME INITIALISED ALIVE GRANT ACCEPTED STORED EXPIRED MERGED REJECTED FENCED
                                   RETRY_AFTER VERSION HEADS LEASED LISTING SETTLED COMMITTED STALE HISTORY
                                   SHARDS_LEASED DONE STATUS ERROR
@@ -26,10 +26,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isles.proto.agreement import NotNegative, RunRecord, Scalar, Share
 from isles.proto.errors import MessageError
-from isles.proto.ids import ContributionId, Digest, FragmentId, Name, Token, Version
+from isles.proto.ids import ContributionId, Digest, FragmentId, Name, NameOrNone, Token, Version
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 0
+PROTOCOL_MINOR: Final = 1
 
 HEADER_BYTES_MAX: Final = 8 << 20
 """Longest header: a run record with the manifest of a model of 50,000 tensors fits."""
@@ -308,7 +308,8 @@ class Hello(Message):
     run: Annotated[str, Field(max_length=64)] = ""
     """Empty = whichever run this broker serves."""
     role: Role
-    id: Name
+    id: NameOrNone
+    """Empty = a worker with a key asks for an id; the answer tells it, and with what to come back."""
     incarnation: Token
     region: Name = "local"
     manifest_digest: Annotated[str, Field(max_length=64)] = ""
@@ -317,6 +318,8 @@ class Hello(Message):
     """Settings this process was given on purpose, dotted; each must equal the run's."""
     store: Annotated[str, Field(max_length=64)] = ""
     """The store that this process's state is of, as WELCOME named it; empty = it has none. Another one is refused."""
+    rejoin: Annotated[str, Field(max_length=64)] = ""
+    """What WELCOME told with an id that the broker gave: only with it is such an id taken again."""
 
 
 class Welcome(Message):
@@ -338,6 +341,10 @@ class Welcome(Message):
     """The data shards the asking learner holds, with their cursors."""
     store: Annotated[str, Field(max_length=64)] = ""
     """Random name of the store, drawn once: tells two runs of one name apart."""
+    learner: NameOrNone = ""
+    """The asking worker's id, which the broker gives if HELLO has none."""
+    rejoin: Annotated[str, Field(max_length=64)] = ""
+    """With an id that the broker gave: the token that HELLO needs from now on; else empty."""
 
 
 class Init(Message):
@@ -736,6 +743,13 @@ class Status(Message):
     """Live learners without which the outer merges nothing; 0 = any number will do."""
 
 
+class Pardon(Message):
+    """Operator -> broker: this learner's contributions are welcome again. Answered by DONE, also if they were."""
+
+    tag = 56
+    learner: Name
+
+
 # ----------------------------------------------------------------------------------------------------- hints and errors
 
 
@@ -772,10 +786,12 @@ ErrorCode = Literal[
     "run",  # another run is served here
     "manifest",  # another model
     "settings",  # a stated setting is not the run's
+    "denied",  # the asker's key does not open this
+    "quarantined",  # too many contributions of this learner were rejected in a row
     "internal",  # the broker's own fault
 ]
 
-REFUSALS: Final = frozenset({"protocol", "run", "manifest", "settings"})
+REFUSALS: Final = frozenset({"protocol", "run", "manifest", "settings", "denied", "quarantined"})
 """Codes that end a client: asking again unchanged cannot succeed."""
 
 
@@ -795,7 +811,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Chunk, Credit, Fetch,
         AskVersion, VersionReply, AskHeads, Heads, AskHistory, History,
         Lease, Leased, List, Listing, Settle, Settled, Commit, Committed, Stale, Checkpoint,
-        Shards, ShardsLeased, Report, Done, AskStatus, Status,
+        Shards, ShardsLeased, Report, Done, AskStatus, Status, Pardon,
         Hint, Error,
     )
 }  # fmt: skip

@@ -59,6 +59,26 @@ class StoredLearner:
     step_seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
+    key_name: str = ""
+    """Of the keys that first used it, and to which it belongs; empty = no key has."""
+    rejoin_sha256: str = ""
+    """Of the token that takes its id again; empty = its id was not given by a broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a learner's latest contributions were worth."""
+
+    num_rejected: int = 0
+    """How many in a row."""
+    reason: str = ""
+    """Of the last rejection."""
+    until_unix: float = 0.0
+    """When its quarantine ends, in seconds since 1970; 0 = it never was in one, or was pardoned."""
+    incarnation: str = ""
+    """Of the last contribution that counted as rejected."""
+    number: int = 0
+    """The highest one that this incarnation had handed in by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +145,8 @@ class Index(Protocol):
         """Incarnation and number of the last answer."""
 
     def put_answered(self, learner: str, fragment: int, incarnation: str, number: int) -> None: ...
+    def highest_answered(self, learner: str, incarnation: str) -> int:
+        """The highest number that was answered to an incarnation; 0 if none was."""
 
     # versions: only `versions` reads the ingredients of a recipe, which may be long; the others leave them out
 
@@ -181,6 +203,18 @@ class Index(Protocol):
     def put_lease(self, fragment: int, lease: StoredLease) -> None: ...
     def learners(self) -> list[StoredLearner]: ...
     def put_learner(self, learner: StoredLearner) -> None: ...
+    def standing(self, learner: str) -> Standing | None:
+        """None = there is no such learner."""
+
+    def put_standing(self, learner: str, standing: Standing) -> None:
+        """Of a learner that there is."""
+
+    def quarantined(self) -> dict[str, float]:
+        """Learner -> when its quarantine ends or ended, in seconds since 1970."""
+
+    def reset_standing(self, learner: str) -> None:
+        """A contribution of it was merged: no rejections in a row."""
+
     def work_before(self, learner: str, incarnation: str) -> tuple[int, int]:
         """Tokens and steps of all other incarnations."""
 

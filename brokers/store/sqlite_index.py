@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from isles.brokers.store.fullness import store_error
-from isles.brokers.store.index import Commitment, StoredLearner, StoredLease, StoredRow, Sums
-from isles.brokers.store.sqlite_schema import BLOBS, FORMAT, SCHEMA, decode, encode, encode_version, unpack
+from isles.brokers.store.index import Commitment, Standing, StoredLearner, StoredLease, StoredRow, Sums
+from isles.brokers.store.sqlite_schema import (
+    ADDED_COLUMNS,
+    BLOBS,
+    FORMAT,
+    MIGRATED_FORMATS,
+    SCHEMA,
+    decode,
+    encode,
+    encode_version,
+    unpack,
+)
 from isles.proto.errors import StoreError
 from isles.proto.messages import BlobRef, Contribution, ReportInfo, VersionInfo
 
@@ -32,8 +42,10 @@ class SqliteIndex:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA temp_store=MEMORY")
             found = self._format()
-            if found == FORMAT:
+            if found == FORMAT or found in MIGRATED_FORMATS:
                 self._db.executescript(SCHEMA)
+                self._add_columns()
+                found = FORMAT
         except sqlite3.DatabaseError as error:
             text = (
                 f"the index {path} cannot be opened ({error}): if the file is damaged, restore the store folder from a "
@@ -54,6 +66,16 @@ class SqliteIndex:
             if (found := self.value("format")) is None:
                 self.put_value("format", found := str(FORMAT).encode())
         return int(found) if found.isdigit() else -1
+
+    def _add_columns(self) -> None:
+        """Brings the tables of an older format, and those just made, to ours: all or nothing."""
+        with self.transaction():
+            for table, columns in ADDED_COLUMNS.items():
+                found = {row[1] for row in self._all(f"PRAGMA table_info({table})")}
+                for name, kind in columns.items():
+                    if name not in found:
+                        self._do(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+            self.put_value("format", str(FORMAT).encode())
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -184,6 +206,10 @@ class SqliteIndex:
 
     def put_answered(self, learner: str, fragment: int, incarnation: str, number: int) -> None:
         self._do("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", learner, fragment, incarnation, number)
+
+    def highest_answered(self, learner: str, incarnation: str) -> int:
+        sql = "SELECT COALESCE(MAX(number), 0) FROM answered WHERE learner = ? AND incarnation = ?"
+        return int(self._one(sql, learner, incarnation)[0])
 
     # -------------------------------------------------------------------------------------------------------- versions
 
@@ -338,14 +364,19 @@ class SqliteIndex:
     def learners(self) -> list[StoredLearner]:
         sql = (
             "SELECT learner, region, learners.incarnation, is_live, last_seen_unix, tokens_per_second, step_seconds, "
-            "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER) "
+            "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER), key_name, rejoin_sha256 "
             "FROM learners LEFT JOIN work USING (learner) GROUP BY learner ORDER BY learner"
         )
-        return [StoredLearner(f[0], f[1], f[2], bool(f[3]), f[4], f[5], f[6], f[7], f[8]) for f in self._all(sql)]
+        return [StoredLearner(*f[:3], bool(f[3]), *f[4:]) for f in self._all(sql)]
 
     def put_learner(self, learner: StoredLearner) -> None:
         self._do(
-            "INSERT OR REPLACE INTO learners VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO learners (learner, region, incarnation, is_live, last_seen_unix, tokens_per_second, "
+            "step_seconds, key_name, rejoin_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (learner) DO UPDATE "
+            "SET region = excluded.region, incarnation = excluded.incarnation, is_live = excluded.is_live, "
+            "last_seen_unix = excluded.last_seen_unix, tokens_per_second = excluded.tokens_per_second, "
+            "step_seconds = excluded.step_seconds, key_name = excluded.key_name, "
+            "rejoin_sha256 = excluded.rejoin_sha256",
             learner.learner,
             learner.region,
             learner.incarnation,
@@ -353,7 +384,35 @@ class SqliteIndex:
             learner.last_seen_unix,
             learner.tokens_per_second,
             learner.step_seconds,
+            learner.key_name,
+            learner.rejoin_sha256,
         )
+
+    def standing(self, learner: str) -> Standing | None:
+        sql = (
+            "SELECT num_rejected, rejected_reason, quarantined_until_unix, rejected_incarnation, rejected_number "
+            "FROM learners WHERE learner = ?"
+        )
+        found = self._one(sql, learner)
+        return None if found is None else Standing(*found)
+
+    def put_standing(self, learner: str, standing: Standing) -> None:
+        self._do(
+            "UPDATE learners SET num_rejected = ?, rejected_reason = ?, quarantined_until_unix = ?, "
+            "rejected_incarnation = ?, rejected_number = ? WHERE learner = ?",
+            standing.num_rejected,
+            standing.reason,
+            standing.until_unix,
+            standing.incarnation,
+            standing.number,
+            learner,
+        )
+
+    def quarantined(self) -> dict[str, float]:
+        return dict(self._all("SELECT learner, quarantined_until_unix FROM learners WHERE quarantined_until_unix > 0"))
+
+    def reset_standing(self, learner: str) -> None:
+        self._do("UPDATE learners SET num_rejected = 0 WHERE learner = ? AND num_rejected > 0", learner)
 
     def work(self, learner: str, incarnation: str) -> tuple[int, int]:
         found = self._one("SELECT tokens, steps FROM work WHERE learner = ? AND incarnation = ?", learner, incarnation)

@@ -8,8 +8,24 @@ import msgpack
 
 from isles.proto.messages import Part, VersionInfo
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the tables; raised by every change that an older broker could not read."""
+
+MIGRATED_FORMATS: Final = frozenset({2})
+"""Older ones that lack nothing but columns: these are added when such an index is opened."""
+
+ADDED_COLUMNS: Final[dict[str, dict[str, str]]] = {
+    "learners": {
+        "key_name": "TEXT NOT NULL DEFAULT ''",
+        "rejoin_sha256": "TEXT NOT NULL DEFAULT ''",
+        "num_rejected": "INTEGER NOT NULL DEFAULT 0",
+        "rejected_reason": "TEXT NOT NULL DEFAULT ''",
+        "quarantined_until_unix": "REAL NOT NULL DEFAULT 0",
+        "rejected_incarnation": "TEXT NOT NULL DEFAULT ''",
+        "rejected_number": "INTEGER NOT NULL DEFAULT 0",
+    }
+}
+"""Table -> columns that it did not always have -> their types."""
 
 BLOBS: Final = ("update", "parameters", "momentum", "remainder")
 """Of a version; gone once it is no longer retained."""

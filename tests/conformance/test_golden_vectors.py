@@ -81,7 +81,7 @@ TAGS = {
     30: "AskVersion", 31: "VersionReply", 32: "AskHeads", 33: "Heads", 34: "AskHistory", 35: "History",
     40: "Lease", 41: "Leased", 42: "List", 43: "Listing", 44: "Settle", 45: "Settled",
     46: "Commit", 47: "Committed", 48: "Stale", 49: "Checkpoint",
-    50: "Shards", 51: "ShardsLeased", 52: "Report", 53: "Done", 54: "AskStatus", 55: "Status",
+    50: "Shards", 51: "ShardsLeased", 52: "Report", 53: "Done", 54: "AskStatus", 55: "Status", 56: "Pardon",
     60: "Hint", 61: "Error",
 }  # fmt: skip
 

@@ -10,6 +10,8 @@ from isles.brokers.stage import Member, Stage, blob_of
 from isles.proto.agreement import RunRecord
 from isles.proto.client import Client, Refused
 from isles.proto.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
     Alive,
     AskHeads,
     AskStatus,
@@ -89,7 +91,10 @@ def test_who_differs_is_told_what_differs_and_changes_nothing(
 def test_a_wider_range_of_protocols_settles_on_a_common_one(stage: Stage) -> None:
     answer = stage.member("worker", "us-1").join(protocol_min=(1, 0), protocol_max=(2, 5))
     assert isinstance(answer, Welcome)
-    assert answer.protocol == (1, 0)
+    assert answer.protocol == (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+    older = stage.member("worker", "us-2").join(protocol_min=(1, 0), protocol_max=(1, 0))
+    assert isinstance(older, Welcome)
+    assert older.protocol == (1, 0)
 
 
 def test_a_repeated_hello_keeps_the_session(worker: Member) -> None:

@@ -1,0 +1,96 @@
+"""Who keeps sending what the outer's screen rejects is not heard for a while. Pure.
+
+Counted are rejections in a row: one merged contribution begins the row anew. What was handed in before the last one
+that counted does not count again, since one mishap spoils the open contributions to several fragments at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from isles.brokers.replies import log, reply, respond
+from isles.brokers.sessions import Session
+from isles.brokers.state import State
+from isles.brokers.store.index import Standing, StoredRow
+from isles.brokers.vocabulary import AbandonUpload, Instruction, MessageArrived
+from isles.proto.messages import Done, Error, Message, Offer, Pardon, Shards, Upload
+
+REASON_MAX: Final = 1000
+"""Characters of the outer's reason that a sentence repeats."""
+SHUT: Final[frozenset[type[Message]]] = frozenset({Offer, Shards, Upload})
+"""What a quarantined learner may not say; it may go on to look."""
+
+
+def take_rejections(state: State, rows: Iterable[StoredRow]) -> list[Instruction]:
+    """Counts contributions that were just rejected, in the same transaction, and begins quarantines."""
+    instructions: list[Instruction] = []
+    for row in rows:
+        instructions += _take_rejection(state, row)
+    return instructions
+
+
+def _take_rejection(state: State, row: StoredRow) -> list[Instruction]:
+    settings, learner = state.settings, row.id.learner
+    before = state.index.standing(learner)
+    if before is None or not settings.quarantine_rejections:
+        return []
+    is_in_a_row = before.num_rejected > 0
+    if is_in_a_row and before.incarnation == row.id.incarnation and row.id.number <= before.number:
+        return []
+    num_rejected = before.num_rejected + 1
+    until = before.until_unix
+    is_too_many = num_rejected >= settings.quarantine_rejections
+    if is_too_many:
+        until = state.unix + settings.quarantine_seconds
+    number = state.index.highest_answered(learner, row.id.incarnation)
+    state.index.put_standing(learner, Standing(num_rejected, row.reason, until, row.id.incarnation, number))
+    return _begin(state, learner, num_rejected, row.reason) if is_too_many else []
+
+
+def _begin(state: State, learner: str, num_rejected: int, reason: str) -> list[Instruction]:
+    """From now on the learner holds no shards, no round waits for it, and what it was sending is dropped."""
+    seconds = state.settings.quarantine_seconds
+    state.quarantined[learner] = state.unix + seconds
+    if state.membership.holder(learner) is not None:
+        state.membership.leave(learner)
+    dropped = state.uploads.drop_where(lambda upload: (upload.owner.role, upload.owner.id) == ("worker", learner))
+    said = log(
+        "warning",
+        "learner.quarantined",
+        learner=learner,
+        num_rejected=num_rejected,
+        seconds=seconds,
+        reason=reason[:REASON_MAX],
+    )
+    return [*(AbandonUpload(upload.transfer, upload.blob) for upload in dropped), said]
+
+
+def is_quarantined(state: State, learner: str) -> bool:
+    """Whether a learner is in quarantine at this moment."""
+    return state.unix < state.quarantined.get(learner, 0.0)
+
+
+def quarantine_error(state: State, learner: str) -> Error | None:
+    """What a learner in quarantine is told; None if it is in none."""
+    if not is_quarantined(state, learner):
+        return None
+    standing = state.index.standing(learner) or Standing()
+    minutes = (state.quarantined[learner] - state.unix) / 60
+    text = (
+        f"{standing.num_rejected} contributions of learner {learner} in a row were rejected, the last because "
+        f"{standing.reason[:REASON_MAX]}: mend its training or its data, and start it again in {minutes:.0f} min, or "
+        f"after the operator's `isles pardon {learner}`"
+    )
+    return Error(code="quarantined", text=text)
+
+
+def take_pardon(state: State, session: Session, arrival: MessageArrived, message: Pardon) -> list[Instruction]:
+    """PARDON: ends a quarantine, and the row of rejections that led to it."""
+    if state.index.standing(message.learner) is None:
+        text = f"this run has no learner {message.learner}: see isles status for their names"
+        return respond(arrival, Error(code="not-found", text=text))
+    state.index.put_standing(message.learner, Standing())
+    if state.quarantined.pop(message.learner, None) is None:
+        return reply(arrival, Done())
+    return [*reply(arrival, Done()), log("info", "learner.pardoned", learner=message.learner, operator=session.id)]

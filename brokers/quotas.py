@@ -1,0 +1,96 @@
+"""What one key may have of a broker: of its memory, and of its time. Pure.
+
+A share of the memory for payloads is every key name's own: one that takes all of it slows down nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from isles.brokers.sessions import Owner
+
+MINUTE_SECONDS: Final = 60.0
+
+
+@dataclass
+class Flight:
+    """Payload bytes in memory in one direction; everything that is taken is given back."""
+
+    bytes_max: int
+    share_bytes_min: int
+    """One chunk: with less, a key could move nothing at all."""
+    num_keys: int = 1
+    """Names among which the memory is shared."""
+    total: int = 0
+    _of: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share_bytes(self) -> int:
+        """What one key name may take."""
+        return max(self.share_bytes_min, self.bytes_max // max(1, self.num_keys))
+
+    def room(self, key_name: str) -> int:
+        """Bytes that this name may take now; may be negative once there are more names than there were."""
+        return self.share_bytes - self._of.get(key_name, 0)
+
+    def take(self, key_name: str, num_bytes: int) -> None:
+        """Some bytes are in memory from now on."""
+        self.total += num_bytes
+        self._of[key_name] = self._of.get(key_name, 0) + num_bytes
+
+    def give_back(self, key_name: str, num_bytes: int) -> None:
+        """Some bytes have left it."""
+        if not num_bytes:
+            return
+        self.total -= num_bytes
+        self._of[key_name] -= num_bytes
+        if not self._of[key_name]:
+            del self._of[key_name]
+
+
+@dataclass
+class DiskQueue:
+    """The chunks that wait for the disk, by transfer, in the order in which it takes them."""
+
+    flight: Flight
+    _waiting: dict[int, tuple[str, deque[int]]] = field(default_factory=dict)
+
+    def put(self, transfer: int, key_name: str, num_bytes: int) -> None:
+        """A chunk was ordered to be written."""
+        self.flight.take(key_name, num_bytes)
+        self._waiting.setdefault(transfer, (key_name, deque()))[1].append(num_bytes)
+
+    def take(self, transfer: int) -> str | None:
+        """The disk is done with the oldest chunk of a transfer, whatever came of it; the name whose it was."""
+        found = self._waiting.get(transfer)
+        if found is None:
+            return None
+        key_name, sizes = found
+        self.flight.give_back(key_name, sizes.popleft())
+        if not sizes:
+            del self._waiting[transfer]
+        return key_name
+
+
+@dataclass
+class OfferRates:
+    """How many offers each client made in the minute that began with the first of them."""
+
+    per_minute_max: int
+    _counted: dict[Owner, tuple[float, int]] = field(default_factory=dict)
+
+    def count(self, owner: Owner, now: float) -> float:
+        """Counts one offer; the seconds to wait before the next one is heard, 0 if this one is."""
+        begun, num = self._counted.get(owner, (now, 0))
+        if now - begun >= MINUTE_SECONDS:
+            begun, num = now, 0
+        if num >= self.per_minute_max:
+            return begun + MINUTE_SECONDS - now
+        self._counted[owner] = begun, num + 1
+        return 0.0
+
+    def forget(self, now: float) -> None:
+        """Lets go of the minutes that are over."""
+        self._counted = {who: one for who, one in self._counted.items() if now - one[0] < MINUTE_SECONDS}
