@@ -367,7 +367,8 @@ class SqliteIndex:
             "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER), key_name, rejoin_sha256 "
             "FROM learners LEFT JOIN work USING (learner) GROUP BY learner ORDER BY learner"
         )
-        return [StoredLearner(*f[:3], bool(f[3]), *f[4:]) for f in self._all(sql)]
+        found = self._all(sql)
+        return [StoredLearner(f[0], f[1], f[2], bool(f[3]), f[4], f[5], f[6], f[7], f[8], f[9], f[10]) for f in found]
 
     def put_learner(self, learner: StoredLearner) -> None:
         self._do(

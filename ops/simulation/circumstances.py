@@ -103,5 +103,6 @@ def _draw_routing(chance: random.Random) -> RoutingSettings:
         unused_blob_seconds=chance.choice((4.0, 30.0, 600.0)),
         upload_idle_seconds=chance.choice((5.0, 60.0)),
         num_shards=LEARNERS_MAX,
+        quarantine_rejections=0,  # poison strikes learners that go on
     )
     return usual.model_copy(update={"chunk_bytes": chance.choice((128, 4096, 4096, 4096))})

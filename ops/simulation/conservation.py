@@ -110,6 +110,7 @@ class World:
             learner_lease_seconds=chance.choice((4.0, 10.0)),
             versions_kept=chance.choice((2, 3, 8)),
             num_shards=8,
+            quarantine_rejections=0,  # poison strikes learners that go on
         )
         self._increments: dict[tuple[Lane, int], int] = {}
         self._poisoned: dict[tuple[Lane, str], bool] = {}
