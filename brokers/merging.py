@@ -95,7 +95,8 @@ def take_commit(state: State, session: Session, arrival: MessageArrived, message
     where = {"fragment": answer.fragment, "version": answer.version}
     assert state.record is not None
     warned = state.warnings.take_commit(learners, state.membership.training, where, state.record.sync, state.unix)
-    return [*reply(arrival, answer), state.hint("version", **where), said, *warned]
+    hint = state.hint("version", fragment=answer.fragment, version=answer.version)
+    return [*reply(arrival, answer), hint, said, *warned]
 
 
 def take_checkpoint(state: State, session: Session, arrival: MessageArrived, message: Checkpoint) -> list[Instruction]:

@@ -1,0 +1,180 @@
+"""`isles doctor` against whatever may be at the other end of an address: real sockets, all of this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from isles.brokers.broker import serve
+from isles.brokers.settings import BrokerSettings
+from isles.ops import main
+from isles.proto.logs import ListLogger
+from isles.proto.transport.address import Address
+
+HOST = "127.0.0.1"
+TIMEOUT = "1"
+"""Seconds for whatever does not answer at all; what answers does so at once."""
+
+
+def examine(capsys: pytest.CaptureFixture[str], broker: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """Exit code, and finding by check; one line of JSON and no traceback whatever is there."""
+    code = main.run(["doctor", "--broker", broker, "--timeout", TIMEOUT, "--json", *more])
+    output = capsys.readouterr()
+    assert output.err == ""
+    told = json.loads(output.out)
+    assert told["is_well"] is (code == 0)
+    return code, {finding["check"]: finding for finding in told["findings"]}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Address]:
+    """A broker without a run, on free ports."""
+    stop, settings = threading.Event(), BrokerSettings(store=tmp_path / "store", port=0, beat_seconds=0.2)
+    thread = threading.Thread(target=serve, args=(settings,), kwargs={"logger": ListLogger(), "should_stop": stop})
+    thread.start()
+    path = settings.store / "address"
+    while not path.exists():
+        assert thread.is_alive()
+        thread.join(0.01)
+    yield Address.parse(path.read_text(encoding="utf-8").strip())
+    stop.set()
+    thread.join()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[bytes | None], int]]:
+    """Opens a port whose other end says these bytes to everybody; None = it takes the connection and says nothing."""
+    stop = threading.Event()
+    listeners: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def talk(listener: socket.socket, words: bytes | None) -> None:
+        connections = []
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                break
+            connections.append(connection)
+            if words is not None:
+                connection.sendall(words)
+        for connection in connections:
+            connection.close()
+
+    def run(words: bytes | None) -> int:
+        listener = socket.create_server((HOST, 0))
+        listeners.append(listener)
+        threads.append(threading.Thread(target=talk, args=(listener, words)))
+        threads[-1].start()
+        return int(listener.getsockname()[1])
+
+    yield run
+    stop.set()
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.create_server((HOST, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_broker_in_order_is_well_line_by_line(broker: Address, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = examine(capsys, str(broker))
+    assert code == 0
+    assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
+    assert list(found)[:5] == ["address", "port control", "port bulk", "port events", "key"]
+    for check in ("answer", "versions", "round trip", "clock", "events", "store"):
+        assert found[check]["verdict"] == "ok", found[check]
+
+
+def test_the_same_as_a_table_for_a_person(broker: Address, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["doctor", "--broker", str(broker), "--timeout", TIMEOUT]) == 0
+    output = capsys.readouterr()
+    assert "round trip" in output.out
+    assert "nothing is wrong" in output.out
+
+
+@pytest.mark.parametrize("channel", ["control", "bulk", "events"])
+def test_the_one_port_that_is_closed_is_named(
+    channel: str, broker: Address, closed_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = {"control": broker.control_port, "bulk": broker.bulk_port, "events": broker.events_port}
+    ports[channel] = closed_port
+    code, found = examine(capsys, f"tcp://{HOST}:" + ",".join(map(str, ports.values())))
+    assert code == 1
+    assert [check for check, finding in found.items() if finding["verdict"] == "wrong"] == [f"port {channel}"]
+    assert "refused" in found[f"port {channel}"]["text"]
+    assert "nobody listens there" in found[f"port {channel}"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nServer: nobody\r\n\r\n", "foreign"),
+        (b"\x00" * 200, "foreign"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "foreign"),
+        (b"\xff", "foreign"),
+        (b"\xff" + b"\xee" * 100, "foreign"),
+        (None, "silent"),
+    ],
+    ids=["http", "zeros", "ssh", "one-byte", "nearly", "nothing"],
+)
+def test_what_is_no_broker_is_told_from_one(
+    words: bytes | None, state: str, listen: Callable[[bytes | None], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = listen(words)
+    code, found = examine(capsys, f"tcp://{HOST}:{port},{port},{port}")
+    assert code == 1
+    assert {found[f"port {channel}"]["verdict"] for channel in ("control", "bulk", "events")} == {"wrong"}
+    assert f"is {state}" in found["port control"]["text"]
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"garbage", b"\xc1" * 1000])
+def test_another_program_that_uses_zeromq_is_no_broker_whatever_it_answers(
+    garbage: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as stranger:
+        stranger.linger = 0
+        port = stranger.bind_to_random_port(f"tcp://{HOST}")
+        stop = threading.Event()
+
+        def answer() -> None:
+            while not stop.is_set():
+                if garbage is not None and stranger.poll(20):
+                    stranger.send_multipart([stranger.recv_multipart()[0], garbage])
+                stop.wait(0.01)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        code, found = examine(capsys, f"tcp://{HOST}:{port},{port},{port}")
+        stop.set()
+        thread.join()
+    assert code == 1
+    assert found["answer"]["verdict"] == "wrong"
+    assert "no broker answered" in found["answer"]["text"]
+
+
+def test_a_name_that_stands_for_nothing_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = examine(capsys, "tcp://no-such-host.invalid:7700")
+    assert code == 1
+    assert found["address"]["verdict"] == "wrong"
+    assert "cannot be resolved" in found["address"]["text"]
+    assert "port control" not in found
+
+
+def test_an_address_that_is_none_is_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["doctor", "--broker", "http://somewhere"]) == 2
+    assert "write tcp://HOST:PORT" in capsys.readouterr().err
