@@ -14,13 +14,24 @@ import zmq
 
 from isles.brokers.broker import serve
 from isles.brokers.settings import BrokerSettings
+from isles.brokers.stage import blob_of
 from isles.ops import main
+from isles.ops.watch import operator_hello
+from isles.proto.agreement import Budget, RunRecord, SyncSettings
+from isles.proto.clock import SystemClock
+from isles.proto.connection import Connection
 from isles.proto.logs import ListLogger
+from isles.proto.manifest import Manifest, TensorSpec
+from isles.proto.messages import Init, Initialised, Upload, VersionInfo
 from isles.proto.transport.address import Address
+from isles.proto.transport.zmq_transport import ZmqClient
 
 HOST = "127.0.0.1"
 TIMEOUT = "1"
 """Seconds for whatever does not answer at all; what answers does so at once."""
+WAIT_SECONDS = 60.0
+PARAMETERS = bytes(range(256)) * (5 << 12)
+"""5 MiB, as one fragment's parameters."""
 
 
 def examine(capsys: pytest.CaptureFixture[str], broker: str, *more: str) -> tuple[int, dict[str, Any]]:
@@ -105,6 +116,40 @@ def test_the_same_as_a_table_for_a_person(broker: Address, capsys: pytest.Captur
     output = capsys.readouterr()
     assert "round trip" in output.out
     assert "nothing is wrong" in output.out
+
+
+def begin_run(broker: Address) -> None:
+    """Starts a run of one fragment at a broker."""
+    manifest = Manifest.build([TensorSpec("weight", (len(PARAMETERS) // 4,), "float32", "parameter")], {}, 1)
+    record = RunRecord(
+        run="trial", seed=1, sync=SyncSettings(num_fragments=1), budget=Budget(tokens=1000),
+        manifest_digest=manifest.digest, manifest=manifest.to_text(),
+    )  # fmt: skip
+    blob = blob_of(PARAMETERS)
+    first = VersionInfo(fragment=0, version=0, parameters_sha256=blob.digest, parameters=blob)
+    connection = Connection(operator_hello(), ZmqClient(broker), SystemClock())
+    where = str(broker)
+    connection.wait_for_welcome(WAIT_SECONDS, address=where)
+    connection.ask_and_wait(Upload(blob=blob), WAIT_SECONDS, address=where, payload=PARAMETERS)
+    answer = connection.ask_and_wait(Init(run_record=record, versions=(first,)), WAIT_SECONDS, address=where)
+    assert isinstance(answer, Initialised)
+    connection.close()
+
+
+def test_with_a_run_the_bandwidth_is_measured_on_its_parameters(
+    broker: Address, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin_run(broker)
+    code = main.run(["doctor", "--broker", str(broker), "--timeout", TIMEOUT, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    found = {finding["check"]: finding for finding in told["findings"]}
+    assert code == 0
+    assert told["measures"]["bytes_moved"] == len(PARAMETERS)
+    assert told["measures"]["bytes_per_second"] > 0
+    assert "run trial" in found["answer"]["text"]
+    assert "5.24 MB in" in found["bandwidth"]["text"]
+    assert "1.31 M parameters" in found["model"]["text"]
+    assert "1.31 M parameters" in found["memory here"]["text"]
 
 
 @pytest.mark.parametrize("channel", ["control", "bulk", "events"])
