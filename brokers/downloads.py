@@ -2,7 +2,7 @@
 
 A FETCH orders as many reads as its credit permits; each CREDIT orders more. What is read and not yet taken is bounded:
 without room a download waits for its turn, and all that wait take turns. A FETCH repeated with the same transfer
-number starts again where it says.
+number starts again where it says; from the beginning, as of a blob that arrived damaged, it has the blob checked.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Download:
     """Bytes below this have arrived."""
     window_bytes: int
     touched_at: float
+    is_doubted: bool
     key_name: str
 
 
@@ -52,7 +53,8 @@ class Downloads:
             text = f"blob {blob.digest[:12]} has {blob.size_bytes} bytes; there is nothing at {message.offset}"
             return Error(code="broken-rule", text=text)
         own = self._numbers.get(session.token, {})
-        self.drop(own.get(message.transfer, 0))
+        earlier = own.get(message.transfer, 0)
+        self.drop(earlier)
         if len(own) >= self.settings.downloads_per_client_max:
             return self._later(f"{session.role} {session.id} has too many fetches open (downloads_per_client_max)")
         if session.key_name and self._num_of_key(session.key_name) >= self.settings.downloads_per_key_max:
@@ -72,6 +74,7 @@ class Downloads:
             taken=message.offset,
             window_bytes=window_bytes,
             touched_at=now,
+            is_doubted=earlier > 0 and message.offset == 0,
             key_name=session.key_name,
         )
         self._open[download.number] = download
@@ -128,7 +131,8 @@ class Downloads:
             return None
         end = min(download.blob.size_bytes, download.taken + download.window_bytes)
         num_bytes = min(self.settings.chunk_bytes, end - download.ordered)
-        return ReadChunk(number, download.blob, download.ordered, num_bytes) if num_bytes > 0 else None
+        is_doubted = download.is_doubted and download.ordered == 0
+        return ReadChunk(number, download.blob, download.ordered, num_bytes, is_doubted) if num_bytes > 0 else None
 
     def get(self, number: int) -> Download | None:
         return self._open.get(number)

@@ -151,6 +151,8 @@ class ReadChunk:
     blob: BlobRef
     offset: int
     num_bytes: int
+    is_doubted: bool = False
+    """Check all of the blob first, even if it was found to be right before."""
 
 
 @dataclass(frozen=True, slots=True)

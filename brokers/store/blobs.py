@@ -53,6 +53,12 @@ class BlobStore(Protocol):
         Raises MissingBlobError, and PayloadError if the blob is damaged.
         """
 
+    def doubt(self, digest: str) -> None:
+        """Somebody says that a blob is damaged: the next read at offset 0 checks all of it.
+
+        A disk that rots tells no new time of change.
+        """
+
     def delete(self, digest: str) -> None:
         """Deletes a blob, if there is one."""
 
@@ -165,6 +171,9 @@ class FolderBlobs:
             )
         self._checked[blob.digest] = stamp
 
+    def doubt(self, digest: str) -> None:
+        self._checked.pop(digest, None)
+
     def delete(self, digest: str) -> None:
         self._checked.pop(digest, None)
         self._files.delete(self._folder / digest)
@@ -223,6 +232,9 @@ class MemoryBlobs:
         if offset == 0 and hashlib.sha256(data).hexdigest() != blob.digest:
             raise PayloadError(f"blob {blob.digest[:12]} in memory is damaged")
         return data[offset : offset + num_bytes]
+
+    def doubt(self, digest: str) -> None:
+        """Every read at offset 0 checks."""
 
     def delete(self, digest: str) -> None:
         self.blobs.pop(digest, None)

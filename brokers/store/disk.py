@@ -43,6 +43,8 @@ def perform(blobs: BlobStore, order: DiskOrder) -> DiskEvent | None:
                 blobs.finish(order.transfer, order.blob)
                 return UploadDurable(order.transfer)
             case ReadChunk():
+                if order.is_doubted:
+                    blobs.doubt(order.blob.digest)
                 payload = blobs.read(order.blob, order.offset, order.num_bytes)
                 return ChunkRead(order.download, order.offset, payload)
             case AbandonUpload():

@@ -80,6 +80,18 @@ def test_a_corrupt_blob_is_reported_and_nothing_else_is_touched(stage: Stage, wo
     assert stage.hear(ReadFailed(1, "damaged", "again")) == []
 
 
+def test_a_fetch_that_begins_anew_has_the_blob_checked(stage: Stage, worker: Member, big: bytes) -> None:
+    """Whoever begins anew found that the bytes do not have their digest."""
+    stage.is_disk_slow = True
+    fetch = Fetch(transfer=9, digest=blob_of(big).digest)
+    worker.say(fetch, channel=Channel.BULK)
+    assert [order.is_doubted for order in stage.waiting] == [False, False]
+    worker.say(fetch, channel=Channel.BULK)
+    assert [order.is_doubted for order in stage.waiting[2:]] == [True, False]
+    worker.say(fetch.model_copy(update={"offset": 4096}), channel=Channel.BULK)
+    assert [order.is_doubted for order in stage.waiting[4:]] == [False, False]
+
+
 def test_fetches_of_one_client_are_bounded(stage: Stage, worker: Member, big: bytes) -> None:
     most = stage.settings.downloads_per_client_max
     fetches = [Fetch(transfer=number, digest=blob_of(big).digest) for number in range(1, most + 2)]

@@ -15,7 +15,7 @@ import pytest
 
 from isles.brokers.stage import blob_of
 from isles.brokers.store.blobs import BlobStore, DiskFullError, FolderBlobs, MemoryBlobs, MissingBlobError
-from isles.brokers.store.disk import DiskThreads, InlineDisk
+from isles.brokers.store.disk import DiskThreads, InlineDisk, perform
 from isles.brokers.store.fullness import is_full
 from isles.brokers.store.index import Commitment, StoredLease
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
@@ -114,6 +114,19 @@ def test_damage_after_the_first_check_is_found_too(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(PayloadError, match="damaged"):
         blobs.read(blob_of(DATA), 0, 10)
+
+
+def test_damage_that_changes_no_time_is_found_once_somebody_doubts(tmp_path: Path) -> None:
+    blobs = FolderBlobs(tmp_path)
+    put(blobs, DATA)
+    path = tmp_path / blob_of(DATA).digest
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(b"\xff" + DATA[1:])
+    os.utime(path, ns=(stamp, stamp))
+    assert isinstance(perform(blobs, ReadChunk(1, blob_of(DATA), 0, 10)), ChunkRead)
+    found = perform(blobs, ReadChunk(1, blob_of(DATA), 0, 10, is_doubted=True))
+    assert isinstance(found, ReadFailed)
+    assert found.code == "damaged"
 
 
 def test_a_sweep_of_a_folder_that_was_named_by_mistake_deletes_nothing_of_its_owner(tmp_path: Path) -> None:
