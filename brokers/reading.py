@@ -84,4 +84,4 @@ def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -
         store=make_store_info(state.index, state.settings, state.uploads.disk_free_bytes),
         num_required=state.num_required,
     )
-    return reply(arrival, status)
+    return reply(arrival, status.model_copy(update={"run_record": state.record}) if message.wants_record else status)

@@ -40,6 +40,9 @@ TOKEN_BYTES: Final = 16
 POLL_SECONDS: Final = 0.25
 """Longest wait before a request to stop is heard."""
 
+DROPPED_SECONDS: Final = 10.0
+"""Shortest time between two lines about messages that were dropped."""
+
 FETCHES_MAX: Final = 16
 """Blobs that are fetched at the same time; well below what a broker permits one client."""
 
@@ -88,6 +91,7 @@ class Outer:
         self._lease_at = 0.0
         self._lease_seconds = 0.0
         self._is_lost = False
+        self._dropped_at = 0.0
         self._joined = ("", "")
         """The run and the broker's incarnation that were logged last."""
         self._is_standing_by = False
@@ -155,7 +159,7 @@ class Outer:
     # ------------------------------------------------------------------------------------------------------------- news
 
     def _take(self, news: News) -> None:
-        raise_if_refused(news)
+        raise_if_refused(news, self._settings.broker)
         match news:
             case Welcomed():
                 self._take_welcome(news.welcome)
@@ -235,6 +239,10 @@ class Outer:
             self._logger.warning("broker.lost", address=settings.broker, silent_seconds=round(silent, 1))
         elif self._is_lost and silent <= settings.lost_seconds:
             self._say_joined(*self._joined)
+        if not self._is_lost and now - self._dropped_at >= DROPPED_SECONDS:
+            self._dropped_at = now
+            if dropped := self._connection.take_dropped():
+                self._logger.info("messages.dropped", **dropped)
         if not self._desks and client.session and now - self._hello_at >= self._hello_seconds:
             self._hello_seconds = min(2 * self._hello_seconds, settings.record_seconds)
             self._say_hello()
@@ -334,10 +342,9 @@ def serve(settings: OuterSettings, *, logger: Logger, should_stop: threading.Eve
 
     Raises UnreachableError if no broker answers at the beginning, RefusedError or FencedError if it refuses this one.
     """
-    from isles.proto.transport.address import Address
-    from isles.proto.transport.zmq_transport import ZmqClient
+    from isles.proto.transport.dial import dial
 
-    transport = ZmqClient(Address.parse(settings.broker))
+    transport = dial(settings.broker, settings.key)
     try:
         connection = Connection(make_hello(settings), transport, SystemClock())
         Outer(settings, connection, logger).run(should_stop)

@@ -5,15 +5,20 @@ How it merges is not here: that is agreed for the whole run and stands in the ru
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from isles.proto.agreement import Positive
+from isles.outer.conduct import USUAL, Limits
+from isles.proto.agreement import NotNegative, Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import LEARNERS_MAX
 from isles.proto.timeouts import faults, times_of
 from isles.proto.transport.address import BrokerAddress
+
+FACTOR_MIN: Final = 2.0
+"""Of norms: of two votes, one is at most twice their median, so that nobody is judged by himself alone."""
 
 CHECKPOINT_VERSIONS_MAX: Final = 2048
 """Half of the 4096 updates that lead from a checkpoint to the head at most: a broker takes no commit beyond them."""
@@ -27,6 +32,9 @@ class OuterSettings(BaseModel):
     broker: BrokerAddress = Field(
         default="tcp://127.0.0.1:7700",
         description="address of the broker: tcp://HOST:PORT, which stands for three ports",
+    )
+    key: Path | None = Field(
+        default=None, description="key file of this process, made by `isles keys`; a broker without keys wants none"
     )
     id: Annotated[str, Field(max_length=NAME_LENGTH_MAX)] = Field(
         default="",
@@ -77,6 +85,23 @@ class OuterSettings(BaseModel):
         default=512 << 20,
         description="memory for contributions that wait for their merge; those beyond it are fetched a second time",
     )
+    clip_factor: NotNegative = Field(
+        default=USUAL.clip_factor,
+        description="times the usual norm of a fragment's deltas above which a delta is scaled down to it; 0 = never",
+    )
+    reject_factor: NotNegative = Field(
+        default=USUAL.reject_factor,
+        description="times the usual norm of a fragment's deltas above which a contribution is rejected; 0 = never",
+    )
+    weight_factor: NotNegative = Field(
+        default=USUAL.weight_factor,
+        description="times the usual weight, and the usual rate, that any learner counts for at most; 0 = no limit",
+    )
+    claim_factor: NotNegative = Field(
+        default=USUAL.claim_factor,
+        description="times the usual rate at which all the tokens that a learner claims must have been possible, else "
+        "its contribution is rejected; 0 = no limit",
+    )
     scratch_dir: Annotated[str, Field(max_length=4096)] = Field(
         default="",
         description="folder for the states that are not kept in memory; empty = the system's one for temporary files, "
@@ -97,7 +122,17 @@ class OuterSettings(BaseModel):
     def _check(self) -> Self:
         if wrong := faults(times_of("outer", self)):
             raise ValueError(wrong[0])
+        if 0 < self.clip_factor < FACTOR_MIN or 0 < self.reject_factor < max(FACTOR_MIN, self.clip_factor):
+            raise ValueError(
+                f"outer.clip_factor = {self.clip_factor:g} and outer.reject_factor = {self.reject_factor:g}: each is "
+                f"0 or at least {FACTOR_MIN:g}, and what is clipped is not rejected before, so the second is the larger"
+            )
         return self
+
+    @property
+    def limits(self) -> Limits:
+        """How far a contribution may go beyond what is usual."""
+        return Limits(self.clip_factor, self.reject_factor, self.weight_factor, self.claim_factor)
 
     def named(self, host: str, token: str) -> Self:
         """These settings with a name: without one, a new one that tells the machine and ends with a random token."""

@@ -140,6 +140,33 @@ class Averages(Part):
     sync_seconds: NotNegative = 0.0
 
 
+class Habit(Part):
+    """What a learner's last merged contribution to a fragment was like: what the next ones of all are compared with."""
+
+    learner: Name
+    version: Version
+    """The one that it is in."""
+    norm: NotNegative = 0.0
+    """L2 norm of its delta as merged, counters left out; 0 = was not measured."""
+    steps: Count = 0
+    weight: NotNegative = 0.0
+    rate: NotNegative = 0.0
+    """Tokens per second by its own word; 0 = not known."""
+    tokens: Count = 0
+    """Of all contributions of this learner to this fragment since it has had habits."""
+
+
+class Conduct(Part):
+    """What the next contributions to a fragment are judged by; carried from version to version."""
+
+    habits: Annotated[tuple[Habit, ...], Field(max_length=LEARNERS_MAX)] = ()
+    """Of the learners merged last, in order of their names."""
+    usual_tokens: NotNegative = 0.0
+    """What a learner of the median rate can have done since the first recipe that has this."""
+    seen_unix: NotNegative = 0.0
+    """The broker's time when this version was planned."""
+
+
 class Recipe(Part):
     """What a version was made from: with the payloads, enough to recompute it bit by bit."""
 
@@ -153,6 +180,7 @@ class Recipe(Part):
     averages: Averages = Averages()
     grace_seconds: NotNegative = 0.0
     waited_seconds: NotNegative = 0.0
+    conduct: Conduct = Conduct()
 
     def digest(self) -> str:
         """SHA-256 of the packed fields, those left out that have their default: a newer field changes no old digest."""
@@ -383,6 +411,8 @@ class Alive(Message):
     tag = 6
     typical_step_seconds: NotNegative = 0.0
     """Median of one inner step over the live learners that have told theirs; 0 = none has."""
+    has_lost_shards: bool = False
+    """The asker was silent beyond its lease, so its data shards may be others' by now: it is to ask for some again."""
 
 
 class Leave(Message):
@@ -600,6 +630,9 @@ class Rejection(Part):
 
     id: ContributionId
     reason: Text
+    kind: Annotated[str, Field(max_length=32)] = ""
+    """The reason in one word: books, payload, finite, norm, claim or step, which are the learner's fault; lost, which
+    is not; empty = not known."""
 
 
 class Settle(Message):
@@ -710,6 +743,8 @@ class AskStatus(Message):
     tag = 54
     reports_after: Count = 0
     """Only reports with a higher seq."""
+    wants_record: bool = False
+    """Whether the run record is wanted, too."""
 
 
 class Status(Message):
@@ -741,6 +776,8 @@ class Status(Message):
     store: StoreInfo | None = None
     num_required: Count = 0
     """Live learners without which the outer merges nothing; 0 = any number will do."""
+    run_record: RunRecord | None = None
+    """If it was asked for, and there is one."""
 
 
 class Pardon(Message):

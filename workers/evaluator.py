@@ -156,6 +156,8 @@ class Evaluator:
         except PayloadError as error:
             self._logger.warning("blob.unavailable", digest="", text=str(error))
         self._lost_at = None
+        if dropped := self._connection.take_dropped():
+            self._logger.info("messages.dropped", **dropped)
 
     def _look(self) -> None:
         if self._unreported is not None:
@@ -252,7 +254,7 @@ def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     device = choose_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    connection = connect(settings.broker, "evaluator", settings.id, stated=statements(config))
+    connection = connect(settings.broker, settings.key, "evaluator", settings.id, stated=statements(config))
     try:
         record = _await_record(connection, settings, should_stop.is_set)
         check_times(times_of("evaluator", settings) | times_told(connection.client.limits), logger)
@@ -288,18 +290,18 @@ def _await_record(connection: Connection, settings: EvaluatorSettings, should_st
         welcome = say_hello(connection, settings.join_timeout_seconds, address=settings.broker, should_stop=should_stop)
         if welcome.run_record is not None:
             return welcome.run_record
-        _await_start(connection, clock, should_stop)
+        _await_start(connection, settings.broker, clock, should_stop)
     raise UnreachableError(
         f"no worker has started a run at {settings.broker} within {settings.record_timeout_seconds:g} s: start one, "
         "then the evaluator again"
     )
 
 
-def _await_start(connection: Connection, clock: Clock, should_stop: Callable[[], bool]) -> None:
+def _await_start(connection: Connection, address: str, clock: Clock, should_stop: Callable[[], bool]) -> None:
     """Returns when some worker has started the run, or it is time to ask whether the hint about that was lost."""
     until = clock.now() + RECORD_SECONDS
     while (left := until - clock.now()) > 0 and not should_stop():
         for news in connection.poll(left):
-            raise_if_refused(news)
+            raise_if_refused(news, address)
             if isinstance(news, Hinted) and news.hint.kind == "initialised":
                 return

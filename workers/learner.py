@@ -31,9 +31,8 @@ from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
 from isles.proto.messages import SHARDS_MAX, Hello, Progress
 from isles.proto.policy import policy
-from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
-from isles.workers.checkpoint import CheckpointWriter, read_checkpoint
+from isles.workers.checkpoint import CheckpointWriter, read_checkpoint, run_of
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
@@ -73,6 +72,7 @@ class Learner:
         optimizer: Optimizer,
         *,
         broker: str = "tcp://127.0.0.1:7700",
+        key: Path | None = None,
         learner: str,
         region: str = "local",
         run: str = "",
@@ -98,7 +98,7 @@ class Learner:
         With a `budget` this learner may start the run if there is none: with `run` as its name, these `sync` settings,
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
         `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
-        With a `checkpoint_dir` of its own it can be restarted. `should_stop` is looked at while it waits to be let in.
+        With a `checkpoint_dir` of its own it can be restarted. `should_stop` is looked at wherever it waits.
         `connect` makes another transport than ZeroMQ. Raises ConfigError for a name that is none.
         """
         for what, name in {"learner": learner, "region": region, "run": run or DEFAULT_RUN}.items():
@@ -107,6 +107,7 @@ class Learner:
         self._model = model
         self._optimizer = optimizer
         self._address = broker
+        self._key = key
         self._name = learner
         self._clock = clock or SystemClock()
         self._log = log or SilentLogger()
@@ -176,6 +177,7 @@ class Learner:
                 should_stop=self._should_stop,
                 clock=self._clock,
                 log=self._log,
+                resumes="" if self._checkpoint_dir is None else run_of(self._checkpoint_dir),
             ).join()
             own = {"join_timeout": self._join_timeout_seconds, "drain_timeout": self._drain_timeout_seconds}
             check_learner_times(joined, {**own, "checkpoint": self._checkpoint_seconds}, self._log)
@@ -237,7 +239,7 @@ class Learner:
             performer.tell(Boundary())
         if self._writer is not None:
             self._writer.wait()
-            self._cut()
+            self._cut(is_last=True)
         fields = {"steps": self.num_steps, "tokens": self.tokens, "is_complete": session.is_drained}
         self._log.info("learner.drained", learner=self._name, **fields)
         self._is_left = True
@@ -316,9 +318,9 @@ class Learner:
     # -------------------------------------------------------------------------------------------------------- starting
 
     def _dial(self) -> ClientTransport:
-        from isles.proto.transport.zmq_transport import ZmqClient
+        from isles.proto.transport.dial import dial
 
-        return ZmqClient(Address.parse(self._address))
+        return dial(self._address, self._key)
 
     def _begin(self, connection: Connection, joined: Joined, tensors: ModelTensors) -> _Started:
         """Compares the checkpoint, if there is one, with the store's books, and restores what they leave of it."""
@@ -343,7 +345,15 @@ class Learner:
         )
         orders = session.handle(Welcomed(joined.welcome.heads, joined.welcome.rows), self._clock.now())
         flat = FlatModel(tensors, joined.manifest)
-        performer = Performer(session, flat, self._optimizer, tensors.buffers, clock=self._clock, log=self._log)
+        performer = Performer(
+            session,
+            flat,
+            self._optimizer,
+            tensors.buffers,
+            should_stop=self._should_stop,
+            clock=self._clock,
+            log=self._log,
+        )
         if checkpoint is not None:
             performer.restore(checkpoint)
             self.tokens = checkpoint.tokens
@@ -407,10 +417,10 @@ class Learner:
             return
         self._cut()
 
-    def _cut(self) -> None:
+    def _cut(self, *, is_last: bool = False) -> None:
         begun, record = self._clock.now(), self._running.record
         checkpoint = self._running.performer.cut(
-            self._name, self._hello.incarnation, record.run, record.manifest_digest, self.tokens
+            self._name, self._hello.incarnation, record.run, record.manifest_digest, self.tokens, is_last=is_last
         )
         if checkpoint is not None and self._writer is not None:
             ended = self._clock.now()

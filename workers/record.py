@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
 
 from isles.proto.agreement import RunRecord, Scalar
-from isles.proto.client import Welcomed
+from isles.proto.client import Answered, Welcomed
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config
 from isles.proto.connection import Connection, raise_if_refused
-from isles.proto.errors import ConfigError, UnreachableError
-from isles.proto.messages import Hello, Role, Welcome
-from isles.proto.transport.address import Address
+from isles.proto.errors import ConfigError, RefusedError, UnreachableError
+from isles.proto.messages import COUNT_MAX, AskStatus, Hello, Role, Status, Welcome
 from isles.workers.task import Task, load_task
 
 INCARNATION_BYTES: Final = 8
 """Random bytes of an incarnation: two starts of one process never draw the same."""
 
-SLICE_SECONDS: Final = 0.5
-"""Longest single wait for the broker: a request to stop is seen within it."""
+SLICE_SECONDS: Final = 0.25
+"""Longest single wait for the broker: a request to stop is seen within it, and a question without session repeated."""
+
+_Answer = TypeVar("_Answer", Status, Welcome)
 
 LOCAL_TASK_SETTINGS: Final = frozenset({"corpus"})
 """Settings of a task that say where something is on this machine."""
@@ -82,12 +84,17 @@ def make_task(record: RunRecord | None, name: str, own: Mapping[str, Scalar]) ->
     return task
 
 
-def connect(address: str, role: Role, name: str, *, stated: Mapping[str, Scalar] | None = None) -> Connection:
-    """A new incarnation's connection over ZeroMQ; nothing is said yet. Raises ConfigError for a wrong address."""
-    from isles.proto.transport.zmq_transport import ZmqClient
+def connect(
+    address: str, key: Path | None, role: Role, name: str, *, stated: Mapping[str, Scalar] | None = None
+) -> Connection:
+    """A new incarnation's connection over ZeroMQ; nothing is said yet.
+
+    Raises ConfigError for an address or a key file that cannot be used.
+    """
+    from isles.proto.transport.dial import dial
 
     hello = Hello(role=role, id=name, incarnation=new_incarnation(), stated=dict(stated or {}))
-    return Connection(hello, ZmqClient(Address.parse(address)), SystemClock())
+    return Connection(hello, dial(address, key), SystemClock())
 
 
 def new_incarnation() -> str:
@@ -97,7 +104,7 @@ def new_incarnation() -> str:
 
 def read_run_record(
     address: str,
-    name: str,
+    key: Path | None,
     timeout_seconds: float,
     *,
     stated: Mapping[str, Scalar] | None = None,
@@ -105,14 +112,29 @@ def read_run_record(
 ) -> RunRecord | None:
     """The record of the run at this broker; None if no worker has started it yet.
 
-    Asks as an operator, so that no learner of that name is disturbed. Raises UnreachableError after the timeout or a
-    request to stop, RefusedError if something in `stated` is not the run's.
+    Needs no session, so that no learner is disturbed. Raises UnreachableError after the timeout or a request to stop,
+    RefusedError if something in `stated` is not the run's, or the broker will not have this process.
     """
-    connection = connect(address, "operator", name, stated=stated)
+    connection = connect(address, key, "operator", "reader")
+    question = AskStatus(reports_after=COUNT_MAX, wants_record=True)
+
+    def ask(timeout_seconds: float) -> Status | None:
+        connection.client.forget(lambda _: True)
+        connection.ask(question)
+        for news in connection.poll(timeout_seconds):
+            raise_if_refused(news, address)
+            if isinstance(news, Answered) and isinstance(news.reply, Status):
+                return news.reply
+        return None
+
     try:
-        return say_hello(connection, timeout_seconds, address=address, should_stop=should_stop).run_record
+        status = _repeat_until(ask, timeout_seconds, address=address, should_stop=should_stop)
     finally:
         connection.close()
+    record = status.run_record
+    if record is not None and (difference := record.first_difference(dict(stated or {}))):
+        raise RefusedError(f"the run {record.run} at {address} is another one: {difference}")
+    return record
 
 
 def say_hello(
@@ -122,14 +144,32 @@ def say_hello(
 
     Raises UnreachableError after the timeout or a request to stop, RefusedError or FencedError if it will not.
     """
-    clock = SystemClock()
-    deadline = clock.now() + timeout_seconds
     connection.start()
-    while (left := deadline - clock.now()) > 0 and not should_stop():
-        for news in connection.poll(min(left, SLICE_SECONDS)):
-            raise_if_refused(news)
+
+    def listen(timeout_seconds: float) -> Welcome | None:
+        for news in connection.poll(timeout_seconds):
+            raise_if_refused(news, address)
             if isinstance(news, Welcomed):
                 return news.welcome
+        return None
+
+    return _repeat_until(listen, timeout_seconds, address=address, should_stop=should_stop)
+
+
+def _repeat_until(
+    try_once: Callable[[float], _Answer | None],
+    timeout_seconds: float,
+    *,
+    address: str,
+    should_stop: Callable[[], bool],
+) -> _Answer:
+    """The first answer of a broker. Raises UnreachableError after the timeout or a request to stop."""
+    clock = SystemClock()
+    deadline = clock.now() + timeout_seconds
+    while (left := deadline - clock.now()) > 0 and not should_stop():
+        answer = try_once(min(left, SLICE_SECONDS))
+        if answer is not None:
+            return answer
     raise UnreachableError(
         f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do the three ports "
         "reach it from this machine?"

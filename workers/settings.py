@@ -33,6 +33,9 @@ class _ClientSettings(BaseModel):
     broker: BrokerAddress = Field(
         default=BROKER_ADDRESS, description="address of the broker: tcp://HOST:PORT, which stands for three ports"
     )
+    key: Path | None = Field(
+        default=None, description="key file of this process, made by `isles keys`; a broker without keys wants none"
+    )
     device: DeviceName = Field(
         default="auto", description="where the model is computed; auto takes cuda, then mps, then cpu"
     )

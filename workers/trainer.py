@@ -3,7 +3,7 @@
     learning rate from the run's progress -> batch -> loss -> backward -> clip -> inner step -> learner.step -> pace
 
 Nothing here waits for anybody but at the two ends: for data when it begins, and for the last work to be merged when
-the run is finished or somebody asks it to stop.
+that fills the run's budget or somebody asks it to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import nn
@@ -88,14 +88,14 @@ class Trainer:
         self._losses: list[float] = []
 
     def train(self) -> bool:
-        """Trains until the run is finished (True) or a stop was requested (False).
+        """Trains until nothing is missing but merges (True) or a stop was requested (False).
 
         Raises UnreachableError if no data shard comes in time, NonFiniteError if the loss stays NaN or infinite, and
         what the learner's `step` raises.
         """
         self._model.train()
         self._await_shards()
-        while not self._learner.is_finished and not self._should_stop():
+        while not self._learner.has_enough and not self._should_stop():
             started = self._clock.now()
             rate = self._set_learning_rate()
             tokens = self._take_inner_step()
@@ -103,7 +103,7 @@ class Trainer:
             self._exchange_shards()
             self._log_progress(rate)
             self._pace(started)
-        return self._learner.is_finished
+        return self._learner.has_enough
 
     # ------------------------------------------------------------------------------------------------- the inner step
 
@@ -180,7 +180,7 @@ class Trainer:
 
     def _wait_for_data(self, is_there: Callable[[], bool]) -> None:
         deadline = self._clock.now() + self._settings.join_timeout_seconds
-        while not is_there() and not self._should_stop() and not self._learner.is_finished:
+        while not is_there() and not self._should_stop() and not self._learner.has_enough:
             if self._clock.now() >= deadline:
                 raise UnreachableError(
                     f"learner {self._name} got no data shard within {self._settings.join_timeout_seconds:g} s: the "
@@ -212,6 +212,7 @@ class Trainer:
             loss=round(loss, 4) if math.isfinite(loss) else None,
             learning_rate=float(f"{rate:.4g}"),
             progress=round(self._learner.progress, 4),
+            versions=list(self._learner.versions.values()),
             skipped=self.num_skipped,
         )
 
@@ -226,7 +227,7 @@ class Trainer:
 
 
 def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
-    """Runs one worker until the run is finished or `should_stop` is set, then drains and leaves; returns 0.
+    """Runs one worker until the run is finished or `should_stop` is set; drains and leaves before; returns 0.
 
     `config` has the sections worker, run, sync and task. A run that exists already replaces the last three by its
     record, all but what was stated on purpose, which must agree with it. A run that does not exist yet is started
@@ -249,6 +250,9 @@ def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     return 0
 
 
+_Outcome = Literal["done", "unfinished", "another run"]
+
+
 @dataclass(frozen=True)
 class _Worker:
     """One process: builds what the run trains, joins, trains, drains."""
@@ -261,32 +265,34 @@ class _Worker:
     device: torch.device
 
     def work(self) -> None:
-        """Joins the run, or starts it, and trains to the end."""
+        """Joins the run, or starts it, and trains to the end; anew if work that it had counted on was rejected."""
+        while self._join_and_train() == "unfinished":
+            pass
+
+    def _join_and_train(self) -> _Outcome:
         record = self._read_record()
         if record is not None:
-            self._train(record)
-            return
+            return self._train(record)
         try:
-            is_mine = self._train(None)
+            outcome = self._train(None)
         except FencedError:
             raise
         except (RefusedError, ManifestMismatchError):
-            is_mine = False
-        if not is_mine:
-            # Between our look at the record and our joining another worker started the run: its settings count.
-            self._train(self._read_record())
+            outcome = "another run"
+        # Between our look at the record and our joining another worker started the run: its settings count.
+        return self._train(self._read_record()) if outcome == "another run" else outcome
 
     def _read_record(self) -> RunRecord | None:
         return read_run_record(
             self.settings.broker,
-            self.claim.name,
+            self.settings.key,
             self.settings.join_timeout_seconds,
             stated=statements(self.config),
             should_stop=self.should_stop.is_set,
         )
 
-    def _train(self, record: RunRecord | None) -> bool:
-        """False if the run turns out to have another record than the given one, or than the one we would write."""
+    def _train(self, record: RunRecord | None) -> _Outcome:
+        """What came of it; another run is one that has another record than the one that we would write."""
         run = self.config.section("run", RunSettings)
         sync = self.config.section("sync", SyncSettings) if record is None else record.sync
         seed = run.seed if record is None else record.seed
@@ -303,7 +309,7 @@ class _Worker:
                 sync,
                 shared_task_settings(task),
             ):
-                return False
+                return "another run"
             trainer = Trainer(
                 learner,
                 task,
@@ -317,14 +323,15 @@ class _Worker:
                 clock=SystemClock(),
                 is_deterministic=sync.is_deterministic,
             )
-            is_finished = trainer.train()
-            if not learner.drain(timeout_seconds=self.settings.drain_timeout_seconds) and is_finished:
+            has_enough = trainer.train()
+            if not learner.drain(timeout_seconds=self.settings.drain_timeout_seconds) and has_enough:
                 # A supervisor starts us again, and the checkpoint's work is handed in then.
                 raise UnreachableError(
-                    f"the run is finished, but the last work of learner {self.claim.name} was not merged within "
-                    f"{self.settings.drain_timeout_seconds:g} s: start this worker again once broker and outer run"
+                    f"there is work enough to finish the run, but the last of learner {self.claim.name} was not merged "
+                    f"within {self.settings.drain_timeout_seconds:g} s: start this worker again once broker and outer "
+                    "run"
                 )
-        return True
+            return "unfinished" if has_enough and not learner.is_finished else "done"
 
     def _make_learner(self, record: RunRecord | None, task: Task, model: nn.Module, optimizer: Optimizer) -> Learner:
         run = self.config.section("run", RunSettings)
@@ -332,6 +339,7 @@ class _Worker:
             model,
             optimizer,
             broker=self.settings.broker,
+            key=self.settings.key,
             learner=self.claim.name,
             region=self.settings.region,
             run=run.id if record is None else record.run,
