@@ -15,12 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from isles.brokers.allow_list import AllowListFile
 from isles.brokers.router import Router
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.disk import Disk, DiskThreads
 from isles.brokers.store.fullness import store_error
 from isles.brokers.store.store import Store
 from isles.brokers.vocabulary import (
+    AllowListChanged,
     Event,
     GarbageArrived,
     Instruction,
@@ -31,7 +33,8 @@ from isles.brokers.vocabulary import (
     Tick,
 )
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.errors import IslesError, MessageError
+from isles.proto.errors import ConfigError, IslesError, MessageError
+from isles.proto.keys import AllowList, read_broker_key
 from isles.proto.logs import Logger
 from isles.proto.messages import Channel, Error, pack, unpack
 from isles.proto.timeouts import check_times, times_of
@@ -63,14 +66,16 @@ class Broker:
         clock: Clock,
         logger: Logger,
         disk: Disk | None = None,
+        allow_list: AllowListFile | None = None,
     ) -> None:
-        """Starts nothing. Without `disk`, threads of its own do the disk work."""
+        """Starts nothing. Without `disk`, threads of its own do the disk work; without `allow_list` it has no keys."""
         self._settings = settings
         self._transport = transport
         self._store = store
         self._clock = clock
         self._logger = logger
         self._disk = disk or DiskThreads(store.blobs, settings.num_disk_threads, transport.wake)
+        self._allow_list = allow_list
         self._ticked_at: float | None = None
         self.incarnation = secrets.token_hex(TOKEN_BYTES)
         with self._store_faults():
@@ -82,6 +87,7 @@ class Broker:
                 clock.now(),
                 clock.unix(),
                 version("isles"),
+                allow_list.allowed if allow_list is not None else None,
             )
 
     def run(self, stop: threading.Event) -> None:
@@ -127,7 +133,25 @@ class Broker:
         if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
             self._ticked_at = now
             events.append(Tick(self._store.blobs.free_bytes()))
+            if self._allow_list is not None:
+                events += self._look_at(self._allow_list, now)
         return events
+
+    def _look_at(self, allow_list: AllowListFile, now: float) -> list[Event]:
+        before = allow_list.allowed
+        try:
+            allowed = allow_list.look()
+        except ConfigError as error:
+            if allow_list.should_complain(now):
+                text = f"{error}; until then those are let in whom it named before, and nobody else"
+                self._logger.error("keys.unreadable", text=text)
+            return []
+        if allowed is None:
+            return []
+        self._logger.info("keys.changed", **_facts(allowed))
+        if any(allowed.find(key.public) is None for key in before):
+            self._transport.recheck()
+        return [AllowListChanged(allowed)]
 
     def _decide(self, event: Event) -> list[Instruction]:
         try:
@@ -180,27 +204,35 @@ def _read(arrival: Arrival) -> Event:
     try:
         message = unpack(arrival.header)
     except MessageError as error:
-        return GarbageArrived(arrival.channel, arrival.connection, str(error))
+        return GarbageArrived(arrival.channel, arrival.connection, str(error), arrival.key)
     payload = arrival.payload if arrival.channel is Channel.BULK else None
-    return MessageArrived(arrival.channel, arrival.connection, message, payload)
+    return MessageArrived(arrival.channel, arrival.connection, message, payload, arrival.key)
+
+
+def _facts(allowed: AllowList) -> dict[str, int]:
+    return {"num_keys": len(allowed.keys), "num_names": len({key.name for key in allowed})}
 
 
 def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Event) -> int:
     """Runs a broker until `should_stop`; the exit code.
 
-    Raises ConfigError if it cannot listen, StoreLockedError if another one has the store, StoreError if the disk fails.
+    Raises ConfigError if it cannot listen or its keys cannot be used, StoreLockedError if another one has the store,
+    StoreError if the disk fails.
     """
     from isles.proto.transport.zmq_transport import ZmqBroker
 
     check_times(times_of("broker", settings), logger)
+    allow_list = None if settings.keys is None else AllowListFile(settings.keys)
+    keys = None if settings.keys is None else read_broker_key(settings.keys)
+    lets_in = allow_list.lets_in if allow_list is not None else _nobody
     store = Store.open(settings.store)
     try:
-        transport = ZmqBroker(settings.host, settings.ports)
+        transport = ZmqBroker(settings.host, settings.ports, keys, lets_in)
     except IslesError:
         store.close()
         raise
     try:
-        broker = Broker(settings, transport, store, SystemClock(), logger)
+        broker = Broker(settings, transport, store, SystemClock(), logger, allow_list=allow_list)
         _write_address(settings.store / "address", str(transport.address))
         logger.info(
             "broker.started",
@@ -208,11 +240,17 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
             store=str(settings.store),
             incarnation=broker.incarnation,
         )
+        if allow_list is not None:
+            logger.info("keys.changed", **_facts(allow_list.allowed))
         broker.run(should_stop)
     finally:
         transport.close()
         store.close()
     return 0
+
+
+def _nobody(_public: str) -> bool:
+    return False
 
 
 def _write_address(path: Path, address: str) -> None:

@@ -53,6 +53,7 @@ from isles.brokers.vocabulary import (
     UploadDurable,
     UploadFailed,
 )
+from isles.proto.keys import AllowList
 from isles.proto.messages import (
     AskHeads,
     AskHistory,
@@ -137,13 +138,16 @@ class Router:
         now: float,
         unix: float,
         version: str = "",
+        allowed: AllowList | None = None,
     ) -> None:
         """`incarnation` is random per start of the process; `draw_token` draws names of sessions that nobody can guess.
 
-        `now` is monotonic, `unix` what gets stored, both in seconds; `version` is that of isles.
+        `now` is monotonic, `unix` what gets stored, both in seconds; `version` is that of isles, `allowed` whom
+        it lets in, None = it has no keys.
         """
         self.state = State(index, settings, incarnation, draw_token, now, unix, version=version)
         self._flushed_at = now
+        take_allow_list(self.state, AllowListChanged(allowed))
 
     def handle(self, event: Event, now: float, unix: float) -> list[Instruction]:
         """Takes one event, inside a transaction of the index."""

@@ -17,9 +17,14 @@ class BrokerSettings(RoutingSettings):
     """All settings of a broker process."""
 
     store: Path = Field(default=Path("store"), description="folder of the store")
+    keys: Path | None = Field(
+        default=None,
+        description="key folder made by `isles keys`: the broker's own key, and whom it lets in; needed for any "
+        "address but loopback",
+    )
     bind: Annotated[str, StringConstraints(max_length=255, pattern=BIND_PATTERN)] = Field(
         default="tcp://127.0.0.1",
-        description="address to listen on, as tcp://HOST; anything but loopback needs expose_without_keys",
+        description="address to listen on, as tcp://HOST; anything but loopback needs keys",
     )
     port: Annotated[int, Field(ge=0, le=65_533)] = Field(
         default=7700, description="port for control; bulk and events are the next two; 0 takes three free ones"
@@ -38,11 +43,11 @@ class BrokerSettings(RoutingSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if not is_loopback(self.host) and not self.expose_without_keys:
+        if not is_loopback(self.host) and self.keys is None and not self.expose_without_keys:
             raise ValueError(
                 f"bind = {self.bind} can be reached from other machines, and there are no keys: whoever reaches it "
-                "can read and change the run. Listen on tcp://127.0.0.1, or accept that risk with "
-                "expose_without_keys = true"
+                "could read and change the run. Make keys with `isles keys new` and name their folder with keys = ..., "
+                "or listen on tcp://127.0.0.1"
             )
         return self
 

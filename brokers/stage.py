@@ -15,7 +15,8 @@ from isles.brokers.router import Router
 from isles.brokers.store.blobs import MemoryBlobs
 from isles.brokers.store.disk import perform
 from isles.brokers.store.sqlite_index import IN_MEMORY, SqliteIndex
-from isles.brokers.vocabulary import Event, Instruction, Log, MessageArrived, Publish, Send, Tick
+from isles.brokers.vocabulary import AllowListChanged, Event, Instruction, Log, MessageArrived, Publish, Send, Tick
+from isles.proto.keys import AllowList
 from isles.proto.messages import (
     BlobRef,
     Channel,
@@ -51,6 +52,8 @@ class Stage:
     is_disk_slow: bool = False
     """Keep disk orders in `waiting` instead of performing them."""
     waiting: list[Any] = field(default_factory=list)
+    allowed: AllowList | None = None
+    """Whom the broker lets in; None = it has no keys."""
     _num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -60,7 +63,10 @@ class Stage:
         """The process dies and starts again on the same store."""
         self.blobs.sweep(self.index.digests())
         self.waiting.clear()
-        self.router = Router(self.index, self.settings, self._draw_token(), self._draw_token, self.now, self.unix)
+        incarnation = self._draw_token()
+        self.router = Router(
+            self.index, self.settings, incarnation, self._draw_token, self.now, self.unix, allowed=self.allowed
+        )
 
     def _draw_token(self) -> str:
         self._num_tokens += 1
@@ -101,6 +107,11 @@ class Stage:
         """Time passes, and the core notices."""
         self.now += seconds
         return self.hear(Tick(self.blobs.free_bytes()))
+
+    def admit(self, allowed: AllowList | None) -> list[Instruction]:
+        """The allow-list becomes another one."""
+        self.allowed = allowed
+        return self.hear(AllowListChanged(allowed))
 
     def events(self) -> list[str]:
         """The names of what was logged, in order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -16,18 +18,18 @@ def test_the_defaults_agree_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("bind", ["tcp://0.0.0.0", "tcp://192.168.1.5", "tcp://broker", "tcp://[::]", "tcp://*"])
-def test_an_address_that_others_reach_needs_the_flag_that_names_the_risk(bind: str) -> None:
+def test_an_address_that_others_reach_needs_keys(bind: str) -> None:
     with pytest.raises(ValidationError, match=r"there are no keys|pattern"):
         BrokerSettings(bind=bind)
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1", "tcp://localhost", "tcp://[::1]", "tcp://127.9.9.9"])
-def test_loopback_needs_no_flag(bind: str) -> None:
+def test_loopback_needs_no_keys(bind: str) -> None:
     assert BrokerSettings(bind=bind).bind == bind
 
 
-def test_with_the_flag_any_address_is_taken() -> None:
-    assert BrokerSettings(bind="tcp://0.0.0.0", expose_without_keys=True).host == "0.0.0.0"
+def test_with_keys_any_address_is_taken() -> None:
+    assert BrokerSettings(bind="tcp://0.0.0.0", keys=Path("keys")).host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_with_the_flag_any_address_is_taken() -> None:
         ({"heartbeat_seconds": 5.0}, "raise the first or lower the second"),
         ({"session_idle_seconds": 5.0}, "raise the first"),
         ({"blob_bytes_max": 2**40}, "raise the first or lower the second"),
+        ({"flight_bytes_max": 1 << 20}, "raise the first"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_remedy(fields: dict[str, float], remedy: str) -> None:
