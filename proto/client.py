@@ -265,6 +265,9 @@ class Client:
         self._hello_deadline = None
         if not self.hello.id:
             self.hello = self.hello.model_copy(update={"id": welcome.learner, "rejoin": welcome.rejoin})
+        if welcome.run_record is not None:
+            # From now on this process has state of that store, and another one must not be taken for it.
+            self.hello = self.hello.model_copy(update={"store": welcome.store})
         self.session = welcome.new_session
         self.limits = welcome.limits
         instructions: list[Instruction] = [Welcomed(welcome)]

@@ -68,6 +68,8 @@ class Checkpoint:
     optimizer_name: str
     optimizer_state: dict[str, Any]
     """The optimizer's state_dict."""
+    store: str = ""
+    """Name of the store that the run is in, as WELCOME told it; empty = not known."""
 
 
 class _Index(BaseModel):
@@ -88,6 +90,7 @@ class _Index(BaseModel):
     optimizer_state: Any
     tensors_file: str
     tensors_sha256: str
+    store: str = ""
 
 
 class _DamagedError(Exception):
@@ -133,6 +136,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 _COPIED: Final = (
     "learner", "run", "manifest_digest", "incarnation", "num_steps", "tokens", "cursor", "books", "optimizer_name",
+    "store",
 )  # fmt: skip
 """What the index holds as the checkpoint has it."""
 
@@ -192,6 +196,15 @@ def read_checkpoint(folder: Path, *, learner: str, run: str, manifest_digest: st
     except _DamagedError as error:
         log.warning("checkpoint.damaged", learner=learner, path=str(path), text=f"{error}: going on without it")
         return None
+
+
+def origin_of(folder: Path) -> tuple[str, str]:
+    """The run that the folder's checkpoint is of, and its store; both empty if there is none that can be read."""
+    try:
+        index = _read_index(folder / INDEX_NAME)
+    except _DamagedError:
+        return "", ""
+    return ("", "") if index is None else (index.run, index.store)
 
 
 def _read_index(path: Path) -> _Index | None:

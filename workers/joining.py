@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from isles.proto.agreement import Budget, RunRecord, Scalar, SyncSettings
@@ -19,8 +20,9 @@ from isles.proto.connection import Connection, News, raise_if_refused
 from isles.proto.errors import FencedError, ManifestError, ManifestMismatchError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
-from isles.proto.messages import BlobRef, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
+from isles.proto.messages import BlobRef, Hello, Init, Initialised, Message, Stored, Upload, VersionInfo, Welcome
 from isles.proto.timeouts import check_times, times_of, times_told
+from isles.workers.checkpoint import origin_of
 from isles.workers.courier import LOST_SECONDS
 from isles.workers.description import ModelTensors
 from isles.workers.flat import FlatModel
@@ -192,6 +194,15 @@ class Joiner:
                 if is_wanted(news):
                     return news
         return None
+
+
+def with_origin(hello: Hello, checkpoint_dir: Path | None) -> Hello:
+    """The same HELLO with the run and the store that a learner's checkpoint is of: another store refuses it.
+
+    A checkpoint of a run with another name than the one that is wanted is left for its reader to complain of.
+    """
+    run, store = ("", "") if checkpoint_dir is None else origin_of(checkpoint_dir)
+    return hello.model_copy(update={"run": run, "store": store}) if store and hello.run in ("", run) else hello
 
 
 def check_learner_times(joined: Joined, own: Mapping[str, float], log: Logger) -> None:

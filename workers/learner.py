@@ -36,7 +36,7 @@ from isles.workers.checkpoint import CheckpointWriter, read_checkpoint, run_of
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
-from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun, check_learner_times
+from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun, check_learner_times, with_origin
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
 from isles.workers.record import new_incarnation
@@ -58,6 +58,7 @@ class _Started:
     """What a learner has from `start` on."""
 
     record: RunRecord
+    store: str
     session: Session
     performer: Performer
     courier: Courier
@@ -166,7 +167,7 @@ class Learner:
         deadline = self._clock.now() + self._join_timeout_seconds
         tensors = describe(self._model)
         check_optimizer(self._model, self._optimizer)
-        connection = Connection(self._hello, self._connect(), self._clock)
+        connection = Connection(with_origin(self._hello, self._checkpoint_dir), self._connect(), self._clock)
         try:
             joined = Joiner(
                 connection,
@@ -371,7 +372,7 @@ class Learner:
             log=self._log,
         )
         performer.perform(orders)
-        return _Started(record, session, performer, performer.courier)
+        return _Started(record, joined.welcome.store, session, performer, performer.courier)
 
     def _take_heads(self, started: _Started, joined: Joined, deadline: float) -> None:
         """Waits for the newest version of every fragment, as far as it was known when this learner joined."""
@@ -425,6 +426,7 @@ class Learner:
         if checkpoint is not None and self._writer is not None:
             ended = self._clock.now()
             self._next_cut = ended + max(self._checkpoint_seconds, (ended - begun) / CUT_SHARE_MAX)
+            checkpoint.store = self._running.store
             self._writer.start(checkpoint)
 
 
