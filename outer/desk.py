@@ -75,6 +75,7 @@ class Desk:
             record.budget,
             list_seconds=settings.list_seconds,
             num_required=settings.require_learners,
+            limits=settings.limits,
             is_buffers=manifest.fragments[fragment].is_buffers,
         )
         self.timer_at: float | None = None

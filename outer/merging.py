@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from isles.outer.accumulators import start_merge
+from isles.outer.conduct import reason_of
 from isles.outer.feed import Feed, FeedFailure
 from isles.outer.orders import Plan
-from isles.outer.screen import NOT_FINITE, REASON_CHARACTERS_MAX
+from isles.outer.screen import NOT_FINITE
 from isles.outer.services import Services, Stock
 from isles.outer.turns import Leave
 from isles.outer.workshop import Held, Product, produce
@@ -95,8 +96,9 @@ class Merging:
 
     def _take_fed(self, call: Callable[[], Product | str], fed: tuple[float, ...] | FeedFailure) -> None:
         if isinstance(fed, FeedFailure):
-            rejections = (self._reject(fed.index, fed.reason),) if fed.is_lost else ()
-            self._fail(Failure(self._of(fed.index, fed.reason), rejections))
+            kind = "payload" if fed.is_unreadable else "lost"
+            rejection = self._reject(fed.index, kind, fed.reason)
+            self._fail(Failure(rejection.reason, (rejection,) if fed.is_lost else ()))
             return
         self._stock.states.share(self._start_state.slot)  # until the worker thread has read it
         self._services.work(call, partial(self._take_product, fed))
@@ -158,11 +160,8 @@ class Merging:
             f"{what}, and of what was merged this contribution is the largest, reaching {max(peaks):.3g} (the step is "
             f"{NOT_FINITE} or out of range)"
         )
-        return self._reject(peaks.index(max(peaks)), text)
+        return self._reject(peaks.index(max(peaks)), "step", text)
 
-    def _reject(self, index: int, text: str) -> Rejection:
-        reason = self._of(index, text)[:REASON_CHARACTERS_MAX]
-        return Rejection(id=self.plan.contributions[index].id, reason=reason)
-
-    def _of(self, index: int, text: str) -> str:
-        return f"learner {self.plan.contributions[index].id.learner}, fragment {self.plan.fragment}: {text}"
+    def _reject(self, index: int, kind: str, text: str) -> Rejection:
+        blamed = self.plan.contributions[index].id
+        return Rejection(id=blamed, reason=reason_of(blamed, text), kind=kind)

@@ -98,6 +98,10 @@ class PayloadScreened:
 
     id: ContributionId
     reason: str = ""
+    kind: str = ""
+    """The reason in one word, as in a Rejection."""
+    norm: float | None = None
+    """L2 norm of the delta, counters left out, if it passed; None = not measured, and not judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+from isles.outer.conduct import USUAL, Judgement, Limits, judge_round
 from isles.outer.grace import grace_seconds, typical_step_seconds, updated
-from isles.outer.ledger import make_recipe
+from isles.outer.ledger import clipped, make_recipe
 from isles.outer.orders import (
     AskFailed,
     Commit,
@@ -45,6 +46,7 @@ from isles.outer.orders import (
 )
 from isles.outer.quorum import able_learners, has_everyone, has_quorum, live_learners, num_present
 from isles.outer.schedule import BUFFER_RATE, fragment_progress, outer_rate
+from isles.outer.verdicts import Verdicts
 from isles.proto.agreement import Budget, SyncSettings
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
@@ -54,7 +56,6 @@ from isles.proto.messages import (
     Fenced,
     LearnerInfo,
     Listing,
-    Rejection,
     Settled,
     Stale,
     VersionInfo,
@@ -89,6 +90,7 @@ class Rounds:
         *,
         is_buffers: bool = False,
         list_seconds: float = LIST_SECONDS,
+        limits: Limits = USUAL,
         num_required: int = 0,
     ) -> None:
         """With fewer than `num_required` live learners nothing is merged; the rounds of fragment 0 say so for all."""
@@ -99,6 +101,7 @@ class Rounds:
         self.state = State.STANDBY
         self.epoch = 0
         self._list_seconds = list_seconds
+        self._limits = limits
         self._sync_seconds: float | None = None
         """How long the last merge and commit took; known only if it was ours."""
         self._num_required = num_required
@@ -113,9 +116,7 @@ class Rounds:
         """Heads below this are older than what the store has told us since."""
         self._pending: dict[ContributionId, Contribution] = {}
         self._learners: tuple[LearnerInfo, ...] = ()
-        self._verdicts: dict[ContributionId, str] = {}
-        """Contribution -> why it failed the screen, or "" if it passed."""
-        self._screening: set[ContributionId] = set()
+        self._verdicts = Verdicts()
         self._settling: set[ContributionId] = set()
         self._is_listing = False
         self._should_list_again = False
@@ -134,6 +135,8 @@ class Rounds:
         self._plan: Plan | None = None
         self._merging_since = 0.0
         self._num_live = 0
+        self._dismissed: set[str] = set()
+        """Learners of which a contribution to this round was rejected: nothing else is expected of them in it."""
         if self.state is not State.STANDBY:
             self.state = State.IDLE
 
@@ -170,11 +173,9 @@ class Rounds:
             case Listed():
                 return self._take_listing(event.listing, now)
             case PayloadScreened():
-                if event.id in self._screening:
-                    self._screening.remove(event.id)
-                    self._verdicts[event.id] = event.reason
+                self._verdicts.take(event)
             case ScreenPutOff():
-                self._screening.discard(event.id)
+                self._verdicts.put_off(event.id)
             case Merged():
                 return self._take_merged(event)
             case MergeFailed():
@@ -205,7 +206,7 @@ class Rounds:
         return [*out, *self._list(now), *self._set_timer()]
 
     def _stand_by(self) -> list[Instruction]:
-        known = tuple(sorted({*self._verdicts, *self._screening}))
+        known = self._verdicts.ids
         self.state = State.STANDBY
         self._reset()
         return [ForgetPayloads(known)] if known else []
@@ -229,13 +230,7 @@ class Rounds:
         out += self._see_learners()
         self._pending = {contribution.id: contribution for contribution in listing.pending}
         out += self._forget_settled()
-        missing = tuple(
-            contribution
-            for contribution in listing.pending
-            if contribution.id not in self._verdicts and contribution.id not in self._screening
-        )
-        if missing:
-            self._screening.update(contribution.id for contribution in missing)
+        if missing := self._verdicts.await_missing(listing.pending):
             out.append(FetchPayloads(missing))
         if self._plan is None and (self._head is None or self._head.version != listing.head.version):
             self._begin_round(listing.head)
@@ -260,10 +255,7 @@ class Rounds:
         needed = self._pending.keys() | self._settling
         if self._plan is not None:
             needed.update(contribution.id for contribution in self._plan.contributions)
-        gone = tuple(sorted({*self._verdicts, *self._screening} - needed))
-        for contribution_id in gone:
-            self._verdicts.pop(contribution_id, None)
-            self._screening.discard(contribution_id)
+        gone = self._verdicts.forget_but(needed)
         return [ForgetPayloads(gone)] if gone else []
 
     # ------------------------------------------------------------------------------------------------------- collecting
@@ -279,35 +271,39 @@ class Rounds:
             return out
         if not self._pending.keys() - self._settling:
             return [*out, *self._close_empty()]
-        contributors = {contribution.id.learner for contribution in self._mergeable()}
+        contributors = {contribution.id.learner for contribution in self._verdicts.passed(self._pending)}
         live = live_learners(self._learners)
         if self.state is State.GRACE and (not contributors or self._is_short):
             self.state = State.COLLECTING
         if self._is_short:
             self._opened_at = now  # how long learners were missing says nothing about how long a quorum takes
             return out
-        able = able_learners(self._learners, contributors)
-        if self.state is State.COLLECTING and has_quorum(contributors, able, self.sync.quorum):
+        if self.state is State.COLLECTING and self._has_quorum(contributors):
             self._start_grace(now)
         if self.state is not State.GRACE or now < self._not_before:
             return out
-        is_complete = has_everyone(contributors, live) and not self._screening
+        is_complete = has_everyone(contributors, live) and not self._verdicts.are_awaited
         if is_complete or now >= self._quorum_at + self._grace_seconds:
-            out += self._merge(live, now)
+            out += self._judge(now)
         return out
+
+    def _has_quorum(self, contributors: set[str]) -> bool:
+        able = able_learners(self._expected(contributors), contributors)
+        return has_quorum(contributors, able, self.sync.quorum)
+
+    def _expected(self, contributors: set[str]) -> tuple[LearnerInfo, ...]:
+        gone = self._dismissed - contributors
+        return tuple(info for info in self._learners if info.learner not in gone)
 
     def _settle(self, now: float) -> list[Instruction]:
         """Orders the rejection of what failed; its answer comes before the next such order."""
         if self._settling or now < self._not_before:
             return []
-        rejections = tuple(
-            Rejection(id=contribution_id, reason=self._verdicts[contribution_id])
-            for contribution_id in sorted(self._pending)
-            if self._verdicts.get(contribution_id)
-        )
+        rejections = self._verdicts.rejections(self._pending)
         if not rejections:
             return []
         self._settling = {rejection.id for rejection in rejections}
+        self._dismissed.update(rejection.id.learner for rejection in rejections)
         return [Settle(self.epoch, rejections)]
 
     def _open(self, now: float) -> list[Instruction]:
@@ -319,16 +315,12 @@ class Rounds:
     def _close_empty(self) -> list[Instruction]:
         assert self._head is not None
         head = self._head
-        reasons = sorted({self._verdicts[contribution_id] for contribution_id in self._settling & self._pending.keys()})
+        reasons = sorted(one.reason for one in self._verdicts.rejections(self._settling & self._pending.keys()))
         self._begin_round(head)
         if not reasons:
             return []
         text = f"nothing passed the screen: {reasons[0]}"
         return [self._log("warning", "round.abandoned", version=head.version, reason=text)]
-
-    def _mergeable(self) -> list[Contribution]:
-        """Rows that passed the screen, in sorted id order."""
-        return [self._pending[known] for known in sorted(self._pending) if self._verdicts.get(known) == ""]
 
     def _start_grace(self, now: float) -> None:
         assert self._head is not None
@@ -344,13 +336,25 @@ class Rounds:
 
     # -------------------------------------------------------------------------------------------- merging, committing
 
-    def _merge(self, live: frozenset[str], now: float) -> list[Instruction]:
+    def _judge(self, now: float) -> list[Instruction]:
+        """Merges what there is, unless some of it is out of proportion: then the rest is looked at anew."""
         assert self._head is not None
-        contributions = tuple(self._mergeable())
+        contributions = tuple(self._verdicts.passed(self._pending))
+        candidates = self._verdicts.candidates(contributions, self._learners)
+        judgement = judge_round(candidates, self._head, self._learners, self._limits, is_buffers=self.is_buffers)
+        if not judgement.faults:
+            return self._merge(contributions, judgement, now)
+        self._verdicts.reject(judgement.rejections)
+        if not self._has_quorum({one.id.learner for one in self._verdicts.passed(self._pending)}):
+            self.state = State.COLLECTING
+        return self._advance(now)
+
+    def _merge(self, contributions: tuple[Contribution, ...], judgement: Judgement, now: float) -> list[Instruction]:
+        assert self._head is not None
         progress = fragment_progress(self._head, self.budget, self.sync.num_fragments)
         recipe = make_recipe(
             contributions,
-            self._learners,
+            self._expected({contribution.id.learner for contribution in contributions}),
             self.sync,
             head_version=self._head.version,
             learning_rate=BUFFER_RATE if self.is_buffers else outer_rate(self.sync, progress),
@@ -358,9 +362,11 @@ class Rounds:
             averages=self._averages,
             grace_seconds=self._grace_seconds,
             waited_seconds=now - self._opened_at,
+            judgement=judgement,
         )
         self._plan = Plan(self.fragment, self.epoch, self._head, contributions, recipe)
-        self.state, self._merging_since, self._num_live = State.MERGING, now, len(live)
+        self.state, self._merging_since = State.MERGING, now
+        self._num_live = len(live_learners(self._learners))
         return [Merge(self._plan)]
 
     def _take_merged(self, event: Merged) -> list[Instruction]:
@@ -372,8 +378,7 @@ class Rounds:
     def _take_failure(self, event: MergeFailed, now: float) -> list[Instruction]:
         if self.state is not State.MERGING or event.plan is not self._plan:
             return []
-        for rejection in event.rejections:
-            self._verdicts[rejection.id] = rejection.reason
+        self._verdicts.reject(event.rejections)
         if not event.rejections:
             self._not_before = now + RETRY_SECONDS
         return self._abandon(event.reason, now)
@@ -395,11 +400,9 @@ class Rounds:
                 grace_seconds=round(plan.recipe.grace_seconds, 6),
             )
         ]
-        is_alone = len(plan.contributions) == 1 and self._num_live > 1
-        if is_alone and not self._was_alone:
-            learner = plan.contributions[0].id.learner
-            out.append(self._log("warning", "round.alone", version=event.version, learner=learner))
-        self._was_alone = is_alone
+        for learner, factor in clipped(plan.recipe):
+            fields = {"version": event.version, "learner": learner, "factor": factor}
+            out.append(self._log("warning", "contribution.clipped", **fields))
         self._version_min = max(self._version_min, event.version)
         self._begin_round(None)
         for contribution in plan.contributions:

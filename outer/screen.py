@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from isles.outer.accumulators import l2_norm
+from isles.outer.conduct import reason_of
 from isles.outer.norms import wrong_norm
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, inspect
@@ -24,8 +26,14 @@ Vector = npt.NDArray[np.float32]
 NOT_FINITE: Final = "not finite"
 """In a reason these words say that NaN or infinity was found: the learner's optimizer is then suspect, too."""
 
-REASON_CHARACTERS_MAX: Final = 2000
-"""As long as a text of the wire may be."""
+
+class Screening(NamedTuple):
+    """What came of decoding a payload: a reason and its kind if it cannot be merged, else its norm."""
+
+    reason: str = ""
+    kind: str = ""
+    norm: float | None = None
+    """L2 norm of the delta that it decodes to, counters left out."""
 
 
 def screen_books(
@@ -41,7 +49,7 @@ def screen_books(
     It may have been made under any of the `past` settings of the run: those of its learner's checkpoint were.
     """
     faults = _book_faults(contribution, head_version, slices, _codecs(slices, sync, past))
-    return _reason(contribution, faults[0]) if faults else ""
+    return reason_of(contribution.id, faults[0]) if faults else ""
 
 
 def screen_payload(
@@ -51,8 +59,8 @@ def screen_payload(
     slices: Sequence[TensorSlice],
     sync: SyncSettings,
     past: Sequence[SyncSettings] = (),
-) -> str:
-    """Why a payload cannot be merged, after decoding all of it; "" if it can.
+) -> Screening:
+    """Why a payload cannot be merged, after decoding all of it, or how long its delta is.
 
     `slices` are those of its fragment: they say how many values there are, and where each tensor lies. `past` as above.
     """
@@ -60,17 +68,19 @@ def screen_payload(
     try:
         codec = inspect(payload).codec
         if fault := _codec_fault("its payload", codec, _codecs(slices, sync, past)):
-            return _reason(contribution, fault)
+            return Screening(reason_of(contribution.id, fault), "payload")
         vector = decode(payload, num_values=num_values, allow_nonfinite=True)
     except PayloadError as error:
-        return _reason(contribution, str(error))
+        return Screening(reason_of(contribution.id, str(error)), "payload")
     tensor = _first_not_finite(vector, slices)
     if tensor:
-        return _reason(contribution, f"tensor {tensor} is {NOT_FINITE}")
+        return Screening(reason_of(contribution.id, f"tensor {tensor} is {NOT_FINITE}"), "finite")
+    norm = _norm(vector, slices)
     if sync.merge_rule == "rda":
-        fault = wrong_norm(contribution.norms, vector, codec_named(codec), slices)
-        return _reason(contribution, fault) if fault else ""
-    return ""
+        if fault := wrong_norm(contribution.norms, vector, codec_named(codec), slices):
+            return Screening(reason_of(contribution.id, fault), "norm")
+        norm = max(norm, math.hypot(*contribution.norms))
+    return Screening(norm=norm)
 
 
 def _codecs(slices: Sequence[TensorSlice], sync: SyncSettings, past: Sequence[SyncSettings]) -> list[str]:
@@ -109,5 +119,6 @@ def _first_not_finite(vector: Vector, slices: Sequence[TensorSlice]) -> str:
     return ""
 
 
-def _reason(contribution: Contribution, fault: str) -> str:
-    return f"learner {contribution.id.learner}, fragment {contribution.id.fragment}: {fault}"[:REASON_CHARACTERS_MAX]
+def _norm(vector: Vector, slices: Sequence[TensorSlice]) -> float:
+    """Of everything but counters, which grow with every step and are not added up."""
+    return math.hypot(*(l2_norm(vector[one.start : one.stop]) for one in slices if one.role != "buffer_maximum"))

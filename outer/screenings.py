@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from isles.outer import orders
+from isles.outer.conduct import reason_of
 from isles.outer.payload_cache import Payload
-from isles.outer.screen import REASON_CHARACTERS_MAX, screen_books, screen_payload
+from isles.outer.screen import Screening, screen_books, screen_payload
 from isles.outer.services import Services, Stock, Unavailable
 from isles.outer.turns import Leave
 from isles.proto.agreement import RunRecord
@@ -53,7 +54,7 @@ class Screenings:
                 contribution, head_version=head_version, slices=self._slices, sync=self._sync, past=self._past
             )
             if reason:
-                self._tell(orders.PayloadScreened(contribution.id, reason))
+                self._tell(orders.PayloadScreened(contribution.id, reason, "books"))
             else:
                 self._stock.screenings.join(partial(self._fetch, contribution), contribution.blob.size_bytes)
 
@@ -89,12 +90,11 @@ class Screenings:
         if not why.is_lost:
             self._tell(orders.ScreenPutOff(contribution.id))
             return
-        learner = contribution.id.learner
-        reason = f"learner {learner}, fragment {self._fragment}: its payload cannot be had: {why.text}"
-        self._tell(orders.PayloadScreened(contribution.id, reason[:REASON_CHARACTERS_MAX]))
+        reason = reason_of(contribution.id, f"its payload cannot be had: {why.text}")
+        self._tell(orders.PayloadScreened(contribution.id, reason, "lost"))
 
-    def _take_verdict(self, contribution_id: ContributionId, payload: Payload, leave: Leave, reason: str) -> None:
-        if not reason and contribution_id in self._wanted:
+    def _take_verdict(self, contribution_id: ContributionId, payload: Payload, leave: Leave, found: Screening) -> None:
+        if not found.reason and contribution_id in self._wanted:
             self._stock.payloads.put(contribution_id, payload)
         leave()
-        self._tell(orders.PayloadScreened(contribution_id, reason))
+        self._tell(orders.PayloadScreened(contribution_id, found.reason, found.kind, found.norm))

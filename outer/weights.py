@@ -6,6 +6,7 @@ A learner's books are its own word; what its measured rate allows bounds the tok
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -63,13 +64,18 @@ def shares(weights: Sequence[float]) -> tuple[float, ...]:
     return tuple(weight / total for weight in relative)
 
 
-def fraction(merged: Sequence[Contribution], learners: Sequence[LearnerInfo]) -> float:
+def fraction(
+    merged: Sequence[Contribution], learners: Sequence[LearnerInfo], *, rate_factor: float = math.inf
+) -> float:
     """The fraction f in (0, 1]: the merged learners' share of the token rate of all that are live or merged.
 
     The rate of a merged learner is tokens / seconds of its contribution, that of another one what the broker measured.
     One that has worked but was not measured yet, because it has just come back, counts as an average one. A full round
     has f = 1, and M rounds of one equal learner have f = 1/M each. Where no rate is known, learners are counted
     instead. `merged` must not be empty.
+
+    Nobody's rate counts for more than `rate_factor` times the median one: a live learner that claims to be faster than
+    all others together would else make every round without it a step of nothing.
     """
     known = by_name(learners)
     merged_rates = {c.id.learner: _rate(c, known.get(c.id.learner)) for c in merged}
@@ -78,6 +84,10 @@ def fraction(merged: Sequence[Contribution], learners: Sequence[LearnerInfo]) ->
         return 1.0
     average = _average([*merged_rates.values(), *(info.tokens_per_second for info in others)])
     other_rates = {info.learner: info.tokens_per_second or (average if info.tokens else 0.0) for info in others}
+    typical = _median([*merged_rates.values(), *other_rates.values()])
+    limit = rate_factor * typical if typical else math.inf
+    merged_rates = {name: min(rate, limit) for name, rate in merged_rates.items()}
+    other_rates = {name: min(rate, limit) for name, rate in other_rates.items()}
     fastest = max(*merged_rates.values(), *other_rates.values())
     if fastest == 0 or max(merged_rates.values()) == 0:
         return len(merged_rates) / (len(merged_rates) + len(other_rates))
@@ -106,6 +116,12 @@ def _average(rates: Sequence[float]) -> float:
     """The mean of those that are known, found without overflow."""
     positive = [rate for rate in rates if rate > 0]
     return math.fsum(rate / len(positive) for rate in positive)
+
+
+def _median(rates: Sequence[float]) -> float:
+    """Of those that are known; 0 if none is."""
+    positive = [rate for rate in rates if rate > 0]
+    return statistics.median(positive) if positive else 0.0
 
 
 def _smallest_share(num_merged: int, num_others: int) -> float:

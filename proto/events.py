@@ -62,6 +62,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "checkpoint.stored": ("fragment", "version", "bytes", "seconds"),
     "round.opened": ("fragment", "version", "learner"),
     "round.merged": ("fragment", "version", "participants", "live", "fraction", "waited_seconds", "grace_seconds"),
+    "contribution.clipped": ("fragment", "version", "learner", "factor"),
     "round.abandoned": ("fragment", "version", "reason"),
     "learners.missing": ("live", "required", "text"),
     "learners.complete": ("live", "required"),

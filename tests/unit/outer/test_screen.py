@@ -45,7 +45,7 @@ def _encode_not_finite(value: float, place: int) -> bytes:
 
 def test_a_sound_contribution_passes(contribution: Contribution) -> None:
     assert screen_books(contribution, head_version=3, slices=SLICES, sync=SYNC) == ""
-    assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=SYNC) == ""
+    assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=SYNC).reason == ""
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -53,7 +53,7 @@ def test_a_sound_contribution_passes(contribution: Contribution) -> None:
 def test_a_value_that_is_not_finite_names_learner_fragment_and_tensor(
     value: float, place: int, tensor: str, contribution: Contribution
 ) -> None:
-    reason = screen_payload(contribution, payload_with(value, place), slices=SLICES, sync=SYNC)
+    reason = screen_payload(contribution, payload_with(value, place), slices=SLICES, sync=SYNC).reason
     assert "learner eu-1, fragment 0" in reason
     assert f"tensor {tensor} is not finite" in reason
 
@@ -70,7 +70,7 @@ def test_a_value_that_is_not_finite_names_learner_fragment_and_tensor(
     ids=["empty", "garbage", "another length", "cut short", "another codec"],
 )
 def test_a_payload_that_is_not_the_runs_is_refused_with_a_reason(payload: bytes, contribution: Contribution) -> None:
-    reason = screen_payload(contribution, payload, slices=SLICES, sync=SYNC)
+    reason = screen_payload(contribution, payload, slices=SLICES, sync=SYNC).reason
     assert reason.startswith("learner eu-1, fragment 0: ")
 
 
@@ -92,10 +92,10 @@ def test_books_that_cannot_be_right_are_refused(changes: dict[str, Any], word: s
 def test_norms_that_the_payload_denies_are_refused_where_the_merge_needs_them(contribution: Contribution) -> None:
     payload, sync = payload_with(1.0, 0), SyncSettings(codec_up="fp32", merge_rule="rda")
     honest = contribution.model_copy(update={"norms": (6**0.5, 2.0)})
-    assert screen_payload(honest, payload, slices=SLICES, sync=sync) == ""
+    assert screen_payload(honest, payload, slices=SLICES, sync=sync).reason == ""
     boast = contribution.model_copy(update={"norms": (6**0.5, 200.0)})
-    assert "tensor b.bias is said to be 200" in screen_payload(boast, payload, slices=SLICES, sync=sync)
-    assert screen_payload(boast, payload, slices=SLICES, sync=SYNC) == ""
+    assert "tensor b.bias is said to be 200" in screen_payload(boast, payload, slices=SLICES, sync=sync).reason
+    assert screen_payload(boast, payload, slices=SLICES, sync=SYNC).reason == ""
 
 
 def test_buffers_come_in_a_codec_of_their_own(contribution: Contribution) -> None:
@@ -103,24 +103,27 @@ def test_buffers_come_in_a_codec_of_their_own(contribution: Contribution) -> Non
     sync = SyncSettings(codec_up="int4")
     one = contribution.model_copy(update={"norms": (1.0,)})
     assert screen_books(one, head_version=3, slices=slices, sync=sync) == ""
-    assert screen_payload(one, payload_with(1.0, 0), slices=slices, sync=sync) == ""
-    assert "the run's is fp32" in screen_payload(one, encode("int4", np.ones(10, np.float32)), slices=slices, sync=sync)
+    assert screen_payload(one, payload_with(1.0, 0), slices=slices, sync=sync).reason == ""
+    assert (
+        "the run's is fp32"
+        in screen_payload(one, encode("int4", np.ones(10, np.float32)), slices=slices, sync=sync).reason
+    )
 
 
 def test_a_reason_fits_the_wire(contribution: Contribution) -> None:
     slices = (TensorSlice("n" * 256, 0, 10, (10,)),)
-    reason = screen_payload(contribution, payload_with(np.nan, 3), slices=slices, sync=SYNC)
+    reason = screen_payload(contribution, payload_with(np.nan, 3), slices=slices, sync=SYNC).reason
     assert len(reason) <= 2000
 
 
 def test_a_contribution_made_under_earlier_settings_of_the_run_passes(contribution: Contribution) -> None:
     sync, past = SyncSettings(codec_up="int4"), (SYNC, SyncSettings(codec_up="int8"))
     assert screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past) == ""
-    assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past) == ""
+    assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past).reason == ""
 
 
 def test_a_codec_that_the_run_never_had_names_those_that_it_had(contribution: Contribution) -> None:
     sync, past = SyncSettings(codec_up="int4"), (SyncSettings(codec_up="int8"),)
-    reason = screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past)
+    reason = screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past).reason
     assert "its payload is in codec fp32, the run's is int4, and before int8" in reason
     assert "it is in codec fp32" in screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from isles.outer.conduct import USUAL, Limits
 from isles.outer.outer import make_hello
 from isles.outer.settings import OuterSettings, default_name
 from isles.proto.ids import is_name
@@ -25,11 +26,19 @@ def test_every_setting_has_a_default_and_a_description() -> None:
         ({"run": "-"}, "is no name"),
         ({"lost_seconds": 1.0, "list_seconds": 2.0}, "raise the first"),
         ({"quorum": 3}, "quorum"),
+        ({"clip_factor": 1.5}, "0 or at least 2"),
+        ({"clip_factor": 5.0, "reject_factor": 4.0}, "the second is the larger"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_remedy(fields: dict[str, Any], word: str) -> None:
     with pytest.raises(ValidationError, match=word):
         OuterSettings(**fields)
+
+
+def test_each_limit_can_be_lifted() -> None:
+    settings = OuterSettings(clip_factor=0, reject_factor=0, weight_factor=0, claim_factor=0)
+    assert settings.limits == Limits(0.0, 0.0, 0.0, 0.0)
+    assert OuterSettings().limits == USUAL
 
 
 @pytest.mark.parametrize("host", ["gpu-7", "GPU-7.cluster.example", "-", "", "x" * 300, "a" * 50 + "-", "räk.de"])

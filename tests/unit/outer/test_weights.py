@@ -199,3 +199,12 @@ def test_the_step_of_discounted_deltas_is_the_sum_of_what_each_may_do(weights: l
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=50))
 def test_without_discounts_a_step_is_whole_to_the_bit(weights: list[float]) -> None:
     assert discounted_share(weights, [1.0] * len(weights)) == 1.0
+
+
+@given(st.floats(0, 1e300))
+def test_a_learner_that_claims_any_rate_makes_the_steps_of_others_no_smaller_than_the_limit_says(rate: float) -> None:
+    learners = [learner_of(f"h{number}", 100.0) for number in range(7)] + [learner_of("liar", rate)]
+    part = fraction([contribution_of("h0", 100, 1, 1.0)], learners, rate_factor=4.0)
+    assert part * (1 + 1e-12) >= 1 / 11
+    liar = fraction([contribution_of("liar", 10**15, 1, 1e-3)], learners, rate_factor=4.0)
+    assert liar <= 4 / 11 * (1 + 1e-12)
