@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from isles.outer.settings import OuterSettings
+from isles.workers.settings import EvaluatorSettings, WorkerSettings
+
 
 @pytest.fixture
 def dockerfile(root: Path) -> str:
@@ -50,6 +53,17 @@ def test_no_variable_of_the_compose_file_must_be_set(compose: str) -> None:
 
 def test_the_broker_publishes_no_port_to_the_host(compose: str) -> None:
     assert re.search(r"^\s+ports:", compose, re.MULTILINE) is None
+
+
+def test_a_container_gets_more_time_to_end_than_its_process_takes(compose: str) -> None:
+    graces = [int(seconds) for seconds in re.findall(r"stop_grace_period: (\d+)s", compose)]
+    times = [
+        WorkerSettings().drain_timeout_seconds,
+        OuterSettings().stop_seconds,
+        EvaluatorSettings().final_timeout_seconds,
+    ]
+    assert len(graces) == 2  # the broker's, which waits for nobody, and that of all others
+    assert graces[0] >= max(times) + 10
 
 
 def test_every_service_has_a_memory_limit_and_a_restart_policy(compose: str) -> None:

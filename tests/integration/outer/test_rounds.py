@@ -78,6 +78,20 @@ def test_a_round_of_one_among_two_takes_a_part_of_a_step(world: Any, learners: A
     assert "round.alone" in logger.events()
 
 
+def test_with_fewer_live_learners_than_required_nothing_is_merged_until_the_others_are_here(
+    world: Any, learners: Any
+) -> None:
+    _, logger, _ = world.outer("first", require_learners=3)
+    learners[0].contribute(world.delta(1))
+    world.run(5.0)
+    assert learners[0].head() == 0
+    assert learners[0].row().state == "pending"
+    assert logger.events().count("learners.missing") == 1
+    world.learner("c")
+    world.until(lambda: learners[0].row().state == "merged")
+    assert "learners.complete" in logger.events()
+
+
 def test_an_outer_waits_until_there_is_a_run(bare_world: Any) -> None:
     bare_world.outer("first")
     bare_world.run(20.0)
