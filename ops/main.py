@@ -113,7 +113,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: nobody is shown a traceback
-        return _complain_of_mistake(error)
+        from isles.ops.libraries import missing_library
+
+        missing = missing_library(error)
+        return _complain_of_mistake(error) if missing is None else _complain(str(missing), missing.exit_code)
     return code if isinstance(code, int) else 0
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import click
 
+from isles.ops.libraries import missing_library
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
 from isles.outer.settings import OuterSettings
@@ -158,6 +159,9 @@ def _run(process: _Process, config: Config) -> int:
         logger.error("process.failed", error=type(error).__name__, text=str(error))
         raise
     except Exception as error:
+        if (missing := missing_library(error)) is not None:
+            logger.error("process.failed", error=type(missing).__name__, text=str(missing))
+            raise missing from error
         logger.error("process.failed", error=type(error).__name__, text=str(error), exc_info=error)
         error.is_logged = True  # type: ignore[attr-defined]
         raise

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+BARE_PROGRAM = """
+import sys
+sys.modules |= dict.fromkeys(["numpy", "safetensors", "torch", "zstandard"])
+from isles.ops.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""As on a machine where only what a broker needs is installed."""
 
 PROGRAM = """
 import sys
@@ -33,3 +42,12 @@ def test_the_first_screen_loads_nothing_of_weight(arguments: list[str]) -> None:
 @pytest.mark.parametrize("command", ["broker", "evaluate", "export", "outer", "sample", "status", "up", "worker"])
 def test_arguments_are_parsed_before_a_tensor_library_is_loaded(command: str) -> None:
     assert {"numpy", "safetensors", "torch"}.isdisjoint(modules_loaded_by_command(command, "--help"))
+
+
+def test_a_worker_where_only_a_broker_is_installed_says_what_to_install(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", BARE_PROGRAM, "worker"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert result.returncode == 2
+    assert "this command needs torch, which is not installed here" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr

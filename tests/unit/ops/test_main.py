@@ -58,6 +58,19 @@ def test_an_interrupt_is_exit_code_130(run_raising: Callable[[BaseException], in
     assert run_raising(click.Abort()) == 130
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "torch.nn", "safetensors.torch", "zstandard"])
+def test_a_machine_without_what_training_needs_says_so(
+    name: str, run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_raising(ModuleNotFoundError(f"No module named {name!r}", name=name)) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"needs {name.partition('.')[0]}, which is not installed here: install isles with its extra" in sentence
+
+
+def test_a_module_of_isles_that_is_missing_is_a_mistake_of_isles(run_raising: Callable[[BaseException], int]) -> None:
+    assert run_raising(ModuleNotFoundError("No module named 'isles.proto.x'", name="isles.proto.x")) == 70
+
+
 def test_a_mistake_of_ours_is_logged_with_its_traceback_and_told_in_a_sentence(
     run_raising: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
