@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from isles.ops.children import ChildProcess
+from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder
 from isles.ops.supervision import Concluded
 from isles.ops.watch import StatusWatch
@@ -26,7 +27,7 @@ class Conclusion:
         self,
         folder: RunFolder,
         watch: StatusWatch,
-        address: str,
+        reach: Reach,
         environment: Mapping[str, str],
         now: float,
         *,
@@ -34,7 +35,7 @@ class Conclusion:
     ) -> None:
         self._folder = folder
         self._watch = watch
-        self._address = address
+        self._reach = reach
         self._environment = environment
         self._began_at = now
         self._exporter: ChildProcess | None = None
@@ -53,7 +54,7 @@ class Conclusion:
             return Concluded("the results could not be fetched: the broker does not answer any more")
         if not status.run:
             return Concluded("the run never began: no worker brought its parameters")
-        arguments = ["export", "--broker", self._address, "--output", str(self._folder.model)]
+        arguments = ["export", *self._reach.flags, "--output", str(self._folder.model)]
         self._exporter = ChildProcess(
             [*arguments, "--timeout", f"{EXPORT_SECONDS:g}"],
             output=self._folder.errors(EXPORTER),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.options import Patience
-from isles.ops.status import DEFAULT_BROKER, running_broker
+from isles.ops.reach import DEFAULT_BROKER, find_reach, key_option
 
 if TYPE_CHECKING:
     from isles.ops.doctor_findings import Finding, Place
@@ -43,14 +43,6 @@ def build(name: str) -> click.Command:
         help="Examine the broker of the `isles up` that is running in this folder.",
     )
     @click.option(
-        "--key",
-        "key_file",
-        default=None,
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Key of this process, as `isles keys new` wrote it; an operator's or an outer's measures most.",
-    )
-    @click.option(
         "--timeout",
         default=5.0,
         type=Patience(),
@@ -59,7 +51,7 @@ def build(name: str) -> click.Command:
         help="How long to wait for each single answer.",
     )
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of a table.")
-    def doctor(broker: str | None, run_dir: Path | None, key_file: Path | None, timeout: float, is_json: bool) -> int:
+    def doctor(broker: str | None, key: Path | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
         """Examine the way from here to a broker.
 
         Resolves its name, connects to its three ports, authenticates, measures round trip, clock difference and
@@ -71,16 +63,15 @@ def build(name: str) -> click.Command:
         from isles.ops.doctor_findings import is_well
         from isles.proto.transport.address import Address
 
-        if broker is not None and run_dir is not None:
-            raise click.UsageError("give either --broker or --run-dir")
-        text = broker or (DEFAULT_BROKER if run_dir is None else running_broker(run_dir))
-        findings, measured = examine(Address.parse(text), _read_key(key_file), timeout)
+        reach = find_reach(broker, key, run_dir)
+        findings, measured = examine(Address.parse(reach.address), _read_key(reach.key), timeout)
         if is_json:
-            click.echo(json.dumps(as_json(text, findings, measured), indent=2))
+            click.echo(json.dumps(as_json(reach.address, findings, measured), indent=2))
         else:
-            _print(text, findings)
+            _print(reach.address, findings)
         return 0 if is_well(findings) else EXIT_WRONG
 
+    doctor.params.insert(1, key_option("Key file of this process; an operator's or an outer's measures most."))
     return doctor
 
 
@@ -99,7 +90,7 @@ def examine(address: Address, key: ClientKey | None, timeout_seconds: float) -> 
         findings += judge_ports(seen, has_key=key is not None)
     if not is_well(findings):
         return [*findings, *judge_place(place, None)], None
-    measured = Link(ZmqClient(address, key), timeout_seconds, key_role=key.role if key else "operator").measure()
+    measured = Link(ZmqClient(address, key), timeout_seconds, key_role=key.role if key else None).measure()
     findings += judge_broker(measured, place, timeout_seconds)
     return [*findings, *judge_place(place, measured.status)], measured
 
@@ -142,7 +133,7 @@ def _number_in(path: Path, after: str = "") -> int | None:
 def _read_key(path: Path | None) -> ClientKey | None:
     if path is None:
         return None
-    from isles.proto.keys import read_client_key
+    from isles.proto.key_files import read_client_key
 
     return read_client_key(path)
 

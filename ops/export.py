@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.options import Patience
+from isles.ops.reach import Reach, key_in, key_option
 from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def build(name: str) -> click.Command:
     @click.option(
         "--timeout", default=120.0, type=Patience(), show_default=True, metavar="SECONDS", help="How long it may take."
     )
-    def export(broker: str | None, run_dir: Path | None, output: Path, timeout: float) -> int:
+    def export(broker: str | None, key: Path | None, run_dir: Path | None, output: Path, timeout: float) -> int:
         """Write the newest global parameters as a safetensors file.
 
         The tensors have the model's own names, so `load_state_dict` takes them; the file's metadata says which run,
@@ -57,14 +58,15 @@ def build(name: str) -> click.Command:
         if (broker is None) == (run_dir is None):
             raise click.UsageError("give either --broker or --run-dir")
         if broker is not None:
-            text = write_parameters(broker, output, timeout)
+            text = write_parameters(Reach(broker, key), output, timeout)
         else:
             assert run_dir is not None
-            with broker_of(run_dir, timeout) as address:
-                text = write_parameters(address, output, timeout)
+            with broker_of(run_dir, timeout) as reach:
+                text = write_parameters(reach, output, timeout)
         click.echo(text)
         return 0
 
+    export.params.insert(1, key_option())
     return export
 
 
@@ -90,32 +92,33 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def broker_of(run_dir: Path, timeout: float) -> Iterator[str]:
-    """The address of the broker of a run folder; if the run is stopped, one is started for the while."""
+def broker_of(run_dir: Path, timeout: float) -> Iterator[Reach]:
+    """The broker of a run folder; if the run is stopped, one is started for the while."""
     from isles.ops.run_folder import RunFolder
 
     if not (run_dir / "store").is_dir():
         raise UsageError(f"{run_dir} is no run folder: it has no store; name the --run-dir that `isles up` was given")
     folder = RunFolder(run_dir)
     if folder.is_locked():
-        yield folder.read_state().address
+        yield Reach(folder.read_state().address, key_in(run_dir))
         return
-    with folder, broker_for_a_while(folder, timeout) as address:
-        yield address
+    with folder, broker_for_a_while(folder, timeout) as reach:
+        yield reach
 
 
 @contextmanager
-def broker_for_a_while(folder: RunFolder, timeout: float) -> Iterator[str]:
-    """The address of a broker that is started on the store of a locked run folder, and stopped in the end."""
+def broker_for_a_while(folder: RunFolder, timeout: float) -> Iterator[Reach]:
+    """A broker that is started on the store of a locked run folder, and stopped in the end."""
     from isles.ops.children import ChildProcess, child_environment
     from isles.ops.run_folder import choose_address
+    from isles.ops.run_keys import make_run_keys
 
-    address = choose_address("")
+    address, key = choose_address(""), make_run_keys(folder.keys)
     arguments = ["broker", "--store", str(folder.store), "--port", str(address.control_port), "--exit-with-parent"]
-    arguments += ["--log-file", str(folder.log("broker"))]
+    arguments += ["--log-file", str(folder.log("broker")), "--keys", str(folder.keys)]
     child = ChildProcess(arguments, output=folder.errors("broker"), environment=child_environment(1))
     try:
-        yield str(address)
+        yield Reach(str(address), key)
     finally:
         child.terminate()
         child.wait(timeout)
@@ -123,20 +126,15 @@ def broker_for_a_while(folder: RunFolder, timeout: float) -> Iterator[str]:
         folder.tidy()
 
 
-def write_parameters(address: str, output: Path, timeout: float) -> str:
+def write_parameters(reach: Reach, output: Path, timeout: float) -> str:
     """Fetches the newest version of every fragment and writes the file; returns one sentence about it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    from isles.ops.watch import operator_hello
     from isles.ops.wording import amount
-    from isles.proto.clock import SystemClock
-    from isles.proto.connection import Connection
-    from isles.proto.transport.address import Address
-    from isles.proto.transport.zmq_transport import ZmqClient
     from isles.workers.parameters import ParameterFetcher
 
-    connection = Connection(operator_hello(), ZmqClient(Address.parse(address)), SystemClock())
+    address, connection = reach.address, reach.connect()
     try:
         record = connection.wait_for_welcome(timeout, address=address).welcome.run_record
         if record is None:

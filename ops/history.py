@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.options import Patience
+from isles.ops.reach import Reach, key_option
 from isles.ops.wording import amount, seconds_text
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ recompute it (`isles replay`), of one marked `checkpoint` the whole state.
 
 
 def tape_options(command: click.Command) -> click.Command:
-    """RUN, --broker and --timeout, which every command that reads a tape has."""
+    """RUN, --broker, --key and --timeout, which every command that reads a tape has."""
     parameters: list[click.Parameter] = [
         click.Argument(["run"], required=False, type=click.Path(path_type=Path), metavar="[RUN]"),
         click.Option(
             ["--broker"], metavar="ADDRESS", help="Ask the broker at this address instead of naming a folder."
         ),
+        key_option(),
         click.Option(
             ["--timeout"],
             default=TIMEOUT_SECONDS,
@@ -55,6 +57,11 @@ def tape_options(command: click.Command) -> click.Command:
     ]
     command.params = [*parameters, *command.params]
     return command
+
+
+def tape_reach(broker: str | None, key: Path | None) -> Reach | None:
+    """The broker that was named instead of a folder."""
+    return None if broker is None else Reach(broker, key)
 
 
 def build(name: str) -> click.Command:
@@ -71,12 +78,18 @@ def build(name: str) -> click.Command:
     )
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of tables.")
     def history(
-        run: Path | None, broker: str | None, timeout: float, fragment: int | None, last: int | None, is_json: bool
+        run: Path | None,
+        broker: str | None,
+        key: Path | None,
+        timeout: float,
+        fragment: int | None,
+        last: int | None,
+        is_json: bool,
     ) -> int:
         from isles.ops.rejections import find_rejections
         from isles.ops.tape import open_tape
 
-        with open_tape(run, broker, timeout) as tape:
+        with open_tape(run, tape_reach(broker, key), timeout) as tape:
             shown = chosen_fragments(tape, fragment)
             versions = {one: newest(tape, one, last if last or is_json else LAST_SHOWN) for one in shown}
             num_rejected, rejections = tape.num_rejected, find_rejections(tape, run)

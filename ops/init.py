@@ -17,6 +17,7 @@ from isles.ops.options import (
     settings_command,
     shared_options,
 )
+from isles.ops.reach import Reach, key_option
 from isles.ops.settings import section_models
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import UsageError
@@ -59,6 +60,7 @@ def build(name: str) -> click.Command:
             metavar="ADDRESS",
             help="Start the run at this broker, which must have none.",
         ),
+        key_option(),
         HeadedOption(
             ["--timeout"],
             heading=HEADING,
@@ -85,6 +87,7 @@ def _init(
     weights: Path,
     run_dir: Path | None,
     broker: str | None,
+    key: Path | None,
     timeout: float,
 ) -> int:
     if (run_dir is None) == (broker is None):
@@ -97,7 +100,7 @@ def _init(
         _init_folder(run_dir, config, weights, timeout, has_port="broker.port" in asked.stated)
     else:
         assert broker is not None
-        click.echo(_sentence(config, weights, _start(broker, config, weights, timeout)))
+        click.echo(_sentence(config, weights, _start(Reach(broker, key), config, weights, timeout)))
     return 0
 
 
@@ -112,8 +115,8 @@ def _init_folder(run_dir: Path, config: Config, weights: Path, timeout: float, *
             raise UsageError(
                 f"{run_dir} has a run already: `isles up --run-dir {run_dir}` goes on with it; name another"
             )
-        with broker_for_a_while(folder, timeout) as address:
-            manifest = _start(address, config, weights, timeout)
+        with broker_for_a_while(folder, timeout) as reach:
+            manifest = _start(reach, config, weights, timeout)
         state = State()
         settled = settle(folder, state, config, has_port=has_port)
         folder.write_state(state)
@@ -122,17 +125,12 @@ def _init_folder(run_dir: Path, config: Config, weights: Path, timeout: float, *
     click.echo(f"train it: isles up --run-dir {run_dir}")
 
 
-def _start(address: str, config: Config, weights: Path, timeout: float) -> Manifest:
-    from isles.ops.watch import operator_hello
-    from isles.proto.clock import SystemClock
-    from isles.proto.connection import Connection
-    from isles.proto.transport.address import Address
-    from isles.proto.transport.zmq_transport import ZmqClient
+def _start(reach: Reach, config: Config, weights: Path, timeout: float) -> Manifest:
     from isles.workers.initial import start_run
 
-    connection = Connection(operator_hello("init"), ZmqClient(Address.parse(address)), SystemClock())
+    connection = reach.connect("init")
     try:
-        return start_run(config, weights, connection, address=address, timeout_seconds=timeout)
+        return start_run(config, weights, connection, address=reach.address, timeout_seconds=timeout)
     finally:
         connection.close()
 

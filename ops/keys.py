@@ -12,7 +12,8 @@ import click
 
 from isles.ops.wording import counted
 from isles.proto.errors import UsageError
-from isles.proto.keys import ALLOW_LIST_FILE, BROKER_FILE, KEY_ROLES, KeyRole
+from isles.proto.key_files import ALLOW_LIST_FILE, BROKER_FILE
+from isles.proto.keys import KEY_ROLES, KeyRole
 
 if TYPE_CHECKING:
     from isles.ops.key_folder import BrokerRotation, KeyFolder
@@ -50,7 +51,15 @@ START: Final[dict[KeyRole, str]] = {
 def build(name: str) -> click.Command:
     """The command."""
     group = click.Group(name, help=TEXT)
-    for command in (_new_command(), _list_command(), _rotate_command(), _revoke_command()):
+    from isles.ops.key_delivery import build as build_delivery
+
+    for command in (
+        _new_command(),
+        _list_command(),
+        _rotate_command(),
+        _revoke_command(),
+        build_delivery(_folder_option()),
+    ):
         group.add_command(command)
     return group
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from isles.ops.history import chosen_fragments, tape_options
+from isles.ops.history import chosen_fragments, tape_options, tape_reach
 from isles.proto.errors import RemoteDataError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -47,11 +47,17 @@ def build(name: str) -> click.Command:
     @click.option("--to", type=click.IntRange(0), default=None, metavar="VERSION", help="Stop at this version.")
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of sentences.")
     def replay(
-        run: Path | None, broker: str | None, timeout: float, fragment: int | None, to: int | None, is_json: bool
+        run: Path | None,
+        broker: str | None,
+        key: Path | None,
+        timeout: float,
+        fragment: int | None,
+        to: int | None,
+        is_json: bool,
     ) -> int:
         from isles.ops.tape import open_tape
 
-        with open_tape(run, broker, timeout) as tape:
+        with open_tape(run, tape_reach(broker, key), timeout) as tape:
             results = replay_run(tape, chosen_fragments(tape, fragment), to, is_silent=is_json)
         is_equal = all(one.difference is None for one in results)
         if is_json:

@@ -28,6 +28,7 @@ SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "evaluator": ("isles.workers.settings", "EvaluatorSettings"),
     "outer": ("isles.outer.settings", "OuterSettings"),
     "broker": ("isles.brokers.settings", "BrokerSettings"),
+    "operator": ("isles.ops.settings", "OperatorSettings"),
     "up": ("isles.ops.settings", "UpSettings"),
     "log": ("isles.ops.settings", "LogSettings"),
 }
@@ -44,6 +45,16 @@ class LogSettings(BaseModel):
     )
     file: Path | None = Field(
         default=None, description="append JSON lines to this file instead of logging to standard error"
+    )
+
+
+class OperatorSettings(BaseModel):
+    """Every command that asks a broker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: Path | None = Field(
+        default=None, description="key file of an operator, made by `isles keys`; a broker without keys wants none"
     )
 
 

@@ -11,8 +11,8 @@ import click
 
 from isles.ops.concerns import concern_lines
 from isles.ops.options import Patience
+from isles.ops.reach import DEFAULT_BROKER, find_reach, key_option
 from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text
-from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from isles.proto.messages import Status
 
-DEFAULT_BROKER: Final = "tcp://127.0.0.1:7700"
 FIGURES_SHOWN: Final = 5
 
 
@@ -40,7 +39,7 @@ def build(name: str) -> click.Command:
         "--timeout", default=5.0, type=Patience(), show_default=True, metavar="SECONDS", help="How long to wait."
     )
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of tables.")
-    def status(broker: str | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
+    def status(broker: str | None, key: Path | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
         """Show what a broker knows of its run.
 
         What it warns of, learners by region with when they were last seen, fragments with their versions, leases,
@@ -49,12 +48,10 @@ def build(name: str) -> click.Command:
         """
         from isles.ops.watch import watch
 
-        if broker is not None and run_dir is not None:
-            raise click.UsageError("give either --broker or --run-dir")
-        address = broker or (DEFAULT_BROKER if run_dir is None else running_broker(run_dir))
-        seen = watch(address)
+        reach = find_reach(broker, key, run_dir)
+        seen = watch(reach)
         try:
-            answer = seen.wait(timeout, address=address)
+            answer = seen.wait(timeout, address=reach.address)
         finally:
             seen.close()
         if is_json:
@@ -63,23 +60,12 @@ def build(name: str) -> click.Command:
             from isles.ops.wording import make_console
 
             console = make_console()
-            for part in render(answer, time.time(), address):
+            for part in render(answer, time.time(), reach.address):
                 console.print(part)
         return 0
 
+    status.params.insert(1, key_option())
     return status
-
-
-def running_broker(run_dir: Path) -> str:
-    """The address of the broker of a run that is under way. Raises UsageError if none is."""
-    from isles.ops.run_folder import RunFolder
-
-    folder = RunFolder(run_dir)
-    if not folder.is_locked():
-        raise UsageError(
-            f"no `isles up` is running in {run_dir}: the figures of its last start are in its summary.json"
-        )
-    return folder.read_state().address
 
 
 def as_json(status: Status, unix: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from isles.brokers.store.index import Commitment, StoredLearner, StoredRow
 from isles.brokers.store.store import Store
 from isles.ops.changes import read_record
 from isles.ops.history import as_json, describe, newest, rejection_lines, render
+from isles.ops.reach import Reach
 from isles.ops.rejections import find_rejections
 from isles.ops.replay import exit_code, sentence
 from isles.ops.tape import StoreTape, open_tape, store_of
@@ -255,8 +256,8 @@ def test_a_store_of_another_format_is_refused_by_whoever_opens_it_in_one_sentenc
 
 
 def test_a_folder_and_a_broker_are_one_too_many(store: Path) -> None:
-    for run, broker in ((store, "tcp://127.0.0.1:1"), (None, None)):
-        with pytest.raises(UsageError, match="either a run folder or a broker"), open_tape(run, broker, 1.0):
+    for run, reach in ((store, Reach("tcp://127.0.0.1:1")), (None, None)):
+        with pytest.raises(UsageError, match="either a run folder or a broker"), open_tape(run, reach, 1.0):
             pass
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from isles.ops.reach import running_broker
 from isles.ops.run_folder import RunFolder, State
-from isles.ops.status import as_json, render, running_broker
+from isles.ops.status import as_json, render
 from isles.proto.errors import UsageError
 from isles.proto.messages import LearnerInfo, LeaseInfo, ReportInfo, Status, Totals, VersionInfo
 
