@@ -20,6 +20,7 @@ from isles.brokers.router import Router
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.disk import Disk, DiskThreads
 from isles.brokers.store.fullness import store_error
+from isles.brokers.store.index import DamagedEntryError
 from isles.brokers.store.store import Store
 from isles.brokers.vocabulary import (
     AllowListChanged,
@@ -34,9 +35,10 @@ from isles.brokers.vocabulary import (
 )
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.errors import ConfigError, IslesError, MessageError
-from isles.proto.keys import AllowList, read_broker_key
+from isles.proto.key_files import read_broker_key
+from isles.proto.keys import AllowList
 from isles.proto.logs import Logger
-from isles.proto.messages import Channel, Error, pack, unpack
+from isles.proto.messages import Channel, Error, ErrorCode, pack, unpack
 from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.interface import Arrival, BrokerTransport
 
@@ -157,20 +159,14 @@ class Broker:
         try:
             with self._store.index.transaction():
                 return self.router.handle(event, self._clock.now(), self._clock.unix())
+        except DamagedEntryError as error:
+            self._logger.error("message.refused", code="damaged", text=str(error), about=_subject(event))
+            return _answer(event, "damaged", str(error))
         except OWN_FAULTS as error:
             text = f"{type(error).__name__}: {error}"
             where = traceback.format_exc(limit=-3)
-            self._logger.error(
-                "message.refused", code="internal", text=text, about=type(event).__name__, traceback=where
-            )
-            if not isinstance(event, MessageArrived):
-                return []
-            answer = Error(
-                request=event.message.request,
-                code="internal",
-                text=f"this broker made a mistake with {type(event.message).__name__}; its log says more",
-            )
-            return [Send(event.channel, event.connection, answer)]
+            self._logger.error("message.refused", code="internal", text=text, about=_subject(event), traceback=where)
+            return _answer(event, "internal", f"this broker made a mistake with {_subject(event)}; its log says more")
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
@@ -198,6 +194,18 @@ class Broker:
                 "this broker again"
             )
             raise store_error(text, error, self._settings.store) from error
+
+
+def _subject(event: Event) -> str:
+    """What an event is about."""
+    return type(event.message if isinstance(event, MessageArrived) else event).__name__
+
+
+def _answer(event: Event, code: ErrorCode, text: str) -> list[Instruction]:
+    """An error for whoever asked, if anybody did."""
+    if not isinstance(event, MessageArrived):
+        return []
+    return [Send(event.channel, event.connection, Error(request=event.message.request, code=code, text=text))]
 
 
 def _read(arrival: Arrival) -> Event:

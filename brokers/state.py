@@ -14,7 +14,7 @@ from isles.brokers.limits import RoutingSettings
 from isles.brokers.membership import Membership
 from isles.brokers.quotas import Flight, OfferRates
 from isles.brokers.sessions import Sessions
-from isles.brokers.store.index import Index
+from isles.brokers.store.index import DamagedEntryError, Index
 from isles.brokers.uploads import Uploads
 from isles.brokers.vocabulary import Bytes, Instruction, Publish, Send
 from isles.brokers.warnings import Warnings
@@ -111,7 +111,13 @@ class State:
     def record(self) -> RunRecord | None:
         """The run record, once there is one; it never changes."""
         if self._record is None:
-            self._record = retained.run_record(self.index)
+            try:
+                self._record = retained.run_record(self.index)
+            except ValueError as error:
+                raise DamagedEntryError(
+                    "the run record in the index of the store is damaged: stop the broker and restore the store folder "
+                    "from a copy"
+                ) from error
         return self._record
 
     def num_tensors(self, fragment: int) -> int:

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-import msgpack
-
 from isles.brokers.retained import REJECTED_COUNTER, run_record
 from isles.brokers.store.blobs import MissingBlobError
+from isles.brokers.store.index import DamagedEntryError
 from isles.brokers.store.store import BLOBS_NAME, INDEX_NAME, Store
 from isles.ops.run_folder import RunFolder
 from isles.ops.watch import operator_hello
@@ -43,7 +42,7 @@ PAGE_VERSIONS_MAX: Final = 256
 """Versions that one question may ask for."""
 PAGE_BYTES_MAX: Final = 4 << 20
 """Of the entries that are read from a store at a time: recipes of large fleets are long."""
-UNREADABLE: Final = (sqlite3.Error, msgpack.UnpackException, ValueError, TypeError, RecursionError)
+UNREADABLE: Final = (sqlite3.Error, DamagedEntryError, ValueError)
 """What an entry of the index that was damaged makes its readers raise."""
 NO_RUN: Final = "has no run yet: the first worker starts one"
 

@@ -142,6 +142,7 @@ class Client:
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _downloads: dict[int, Download] = field(default_factory=dict)
     _num_requests: int = 0
+    _was_let_in: bool = False
     _hello_request: int = 0
     _hello_deadline: float | None = None
     _hello_retry_seconds: float = RETRY_SECONDS / 4
@@ -270,6 +271,7 @@ class Client:
             self.hello = self.hello.model_copy(update={"store": welcome.store})
         self.session = welcome.new_session
         self.limits = welcome.limits
+        self._was_let_in = True
         instructions: list[Instruction] = [Welcomed(welcome)]
         for asked in self._asked.values():
             asked.retry_seconds, asked.deadline, asked.upload = RETRY_SECONDS, now + RETRY_SECONDS, None
@@ -280,9 +282,9 @@ class Client:
         return instructions
 
     def _take_hello_error(self, error: Error) -> list[Instruction]:
-        if error.code not in REFUSALS:
-            return []
-        return self._refuse(error.code, error.text)
+        """A store that is damaged may be replaced by a copy, so only who was never let in is turned away by it."""
+        is_turned_away = error.code in REFUSALS or (error.code == "damaged" and not self._was_let_in)
+        return self._refuse(error.code, error.text) if is_turned_away else []
 
     def _refuse_fenced(self) -> list[Instruction]:
         return self._refuse("fenced", f"a newer incarnation of {self.hello.role} {self.hello.id} exists")

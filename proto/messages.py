@@ -816,7 +816,7 @@ ErrorCode = Literal[
     "not-initialised",  # the run has no record yet: wait, or INIT
     "not-found",  # no such blob, fragment or version
     "conflict",  # this id names other bytes already
-    "damaged",  # the bytes do not have the digest that was announced
+    "damaged",  # the bytes do not have the digest that was announced, or an entry of the store is not what was written
     "broken-rule",  # a peer that follows the protocol cannot have sent this
     "too-large",  # over a limit that the text names
     "protocol",  # no common protocol version

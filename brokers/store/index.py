@@ -7,8 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from isles.proto.errors import StoreError
 from isles.proto.ids import ContributionId
 from isles.proto.messages import BlobRef, Contribution, ReportInfo, Row, RowState, VersionInfo
+
+
+class DamagedEntryError(StoreError):
+    """An entry of the index is not what was written there; the text names it. Others can still be read."""
 
 
 @dataclass(frozen=True, slots=True)

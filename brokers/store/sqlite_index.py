@@ -20,9 +20,9 @@ from isles.brokers.store.sqlite_schema import (
     MIGRATED_FORMATS,
     SCHEMA,
     decode,
+    decode_version,
     encode,
     encode_version,
-    unpack,
 )
 from isles.proto.errors import StoreError
 from isles.proto.messages import BlobRef, Contribution, ReportInfo, VersionInfo
@@ -156,11 +156,12 @@ class SqliteIndex:
 
     # ------------------------------------------------------------------------------------------------------------ rows
 
-    _ROW = "SELECT contribution, state, settled_in, reason FROM rows"
+    _ROW = "SELECT contribution, state, settled_in, reason, learner, fragment FROM rows"
 
     @staticmethod
     def _row(found: Any) -> StoredRow:
-        return StoredRow(decode(Contribution, found[0]), *found[1:])
+        what = f"learner {found[4]}'s row of fragment {found[5]}"
+        return StoredRow(decode(Contribution, found[0], what), *found[1:4])
 
     def row(self, learner: str, fragment: int) -> StoredRow | None:
         found = self._one(f"{self._ROW} WHERE learner = ? AND fragment = ?", learner, fragment)
@@ -213,14 +214,11 @@ class SqliteIndex:
 
     # -------------------------------------------------------------------------------------------------------- versions
 
-    _VERSION = "SELECT info, is_retained FROM versions"
+    _VERSION = "SELECT info, is_retained, fragment, version FROM versions"
 
     @staticmethod
     def _version(found: Any, ingredients: bytes = b"\x90") -> VersionInfo:
-        fields = unpack(found[0])
-        if "recipe" in fields:
-            fields["recipe"]["ingredients"] = unpack(ingredients)
-        info = VersionInfo.model_validate(fields, strict=True)
+        info = decode_version(found[0], found[2], found[3], ingredients)
         return info if found[1] else info.model_copy(update=dict.fromkeys(BLOBS))
 
     def head(self, fragment: int) -> VersionInfo | None:
@@ -233,8 +231,8 @@ class SqliteIndex:
 
     def heads(self) -> list[VersionInfo]:
         sql = (
-            "SELECT info, is_retained FROM versions JOIN (SELECT fragment AS f, MAX(version) AS v FROM versions "
-            "GROUP BY fragment) ON fragment = f AND version = v ORDER BY fragment"
+            "SELECT info, is_retained, fragment, version FROM versions JOIN (SELECT fragment AS f, MAX(version) AS v "
+            "FROM versions GROUP BY fragment) ON fragment = f AND version = v ORDER BY fragment"
         )
         return [self._version(found) for found in self._all(sql)]
 
@@ -244,15 +242,15 @@ class SqliteIndex:
 
     def versions(self, fragment: int, first: int, num_max: int, bytes_max: int) -> list[VersionInfo]:
         sql = (
-            "SELECT info, is_retained, ingredients FROM versions WHERE fragment = ? AND version >= ? "
-            "ORDER BY version LIMIT ?"
+            "SELECT info, is_retained, fragment, version, ingredients FROM versions WHERE fragment = ? "
+            "AND version >= ? ORDER BY version LIMIT ?"
         )
         infos: list[VersionInfo] = []
         for found in self._db.execute(sql, (fragment, first, num_max)):
-            bytes_max -= len(found[0]) + len(found[2])
+            bytes_max -= len(found[0]) + len(found[4])
             if infos and bytes_max < 0:
                 break
-            infos.append(self._version(found, found[2]))
+            infos.append(self._version(found, found[4]))
         return infos
 
     def updates(self, fragment: int, first: int, last: int) -> list[BlobRef]:
@@ -464,5 +462,5 @@ class SqliteIndex:
         return seq
 
     def reports(self, after: int, num_max: int) -> list[ReportInfo]:
-        sql = "SELECT info FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
-        return [decode(ReportInfo, found[0]) for found in self._all(sql, after, num_max)]
+        sql = "SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
+        return [decode(ReportInfo, found[0], f"figure {found[1]}") for found in self._all(sql, after, num_max)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgpack
 
+from isles.brokers.store.index import DamagedEntryError
 from isles.proto.messages import Part, VersionInfo
 
 FORMAT: Final = 3
@@ -72,6 +75,9 @@ CREATE INDEX IF NOT EXISTS shards_by_holder ON shards (holder, cursor);
 CREATE TABLE IF NOT EXISTS reports (seq INTEGER PRIMARY KEY, info BLOB NOT NULL);
 """
 
+UNREADABLE: Final = (msgpack.UnpackException, LookupError, RecursionError, TypeError, ValueError)
+"""What reading bytes that are not those that were written can raise."""
+
 _P = TypeVar("_P", bound=Part)
 
 
@@ -86,9 +92,10 @@ def unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, use_list=False, strict_map_key=False)
 
 
-def decode(cls: type[_P], data: bytes) -> _P:
-    """The value of some bytes of ours."""
-    return cls.model_validate(unpack(data), strict=True)
+def decode(cls: type[_P], data: bytes, what: str) -> _P:
+    """The value of some bytes of ours; `what` names their entry. Raises DamagedEntryError."""
+    with _entry(what):
+        return cls.model_validate(unpack(data), strict=True)
 
 
 def encode_version(info: VersionInfo) -> tuple[bytes, bytes]:
@@ -96,3 +103,26 @@ def encode_version(info: VersionInfo) -> tuple[bytes, bytes]:
     fields = info.model_dump(mode="python", exclude_defaults=True)
     ingredients = fields["recipe"].pop("ingredients") if info.recipe is not None else ()
     return msgpack.packb(fields), msgpack.packb(ingredients)
+
+
+def decode_version(info: bytes, fragment: int, version: int, ingredients: bytes) -> VersionInfo:
+    """A version with the ingredients that are given. Raises DamagedEntryError if it is not the one of its entry."""
+    with _entry(f"version {version} of fragment {fragment}"):
+        fields = unpack(info)
+        if "recipe" in fields:
+            fields["recipe"]["ingredients"] = unpack(ingredients)
+        found = VersionInfo.model_validate(fields, strict=True)
+        if (found.fragment, found.version) != (fragment, version):
+            raise ValueError("another version stands there")
+        return found
+
+
+@contextmanager
+def _entry(what: str) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        raise DamagedEntryError(
+            f"the entry of {what} in the index of the store is damaged ({type(error).__name__}): stop the broker and "
+            "restore the store folder from a copy"
+        ) from error

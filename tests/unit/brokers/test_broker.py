@@ -16,7 +16,7 @@ from isles.brokers.stage import blob_of
 from isles.brokers.store.disk import InlineDisk
 from isles.brokers.store.store import Store
 from isles.proto.agreement import RunRecord
-from isles.proto.client import Answered, Fetched
+from isles.proto.client import Answered, Fetched, Refused
 from isles.proto.clock import ManualClock, SystemClock
 from isles.proto.connection import Connection
 from isles.proto.errors import StoreError, StoreFullError
@@ -25,6 +25,7 @@ from isles.proto.logs import ListLogger
 from isles.proto.messages import (
     Accepted,
     AskHeads,
+    AskHistory,
     AskStatus,
     AskVersion,
     Channel,
@@ -34,6 +35,7 @@ from isles.proto.messages import (
     Error,
     Heads,
     Hello,
+    History,
     Ingredient,
     Init,
     Initialised,
@@ -218,6 +220,43 @@ def test_a_mistake_of_ours_costs_one_event_and_is_answered(house: House, monkeyp
     assert answer.code == "internal"
     assert house.store.index.value("half") is None
     assert isinstance(house.ask(worker, AskStatus()), Status)
+
+
+def test_a_damaged_entry_is_answered_and_logged_with_its_name_and_no_traceback(house: House, record: RunRecord) -> None:
+    begin(house, record)
+    onlooker = house.connect("operator", "onlooker")
+    spoil(house.store.index, fragment=1)
+    answer = house.ask(onlooker, AskHistory(fragment=1, first=0))
+    assert isinstance(answer, Error)
+    assert (answer.code, "entry of version 0 of fragment 1" in answer.text) == ("damaged", True)
+    [fields] = [fields for _, event, fields in house.logger.records if event == "message.refused"]
+    assert (fields["code"], fields["about"], fields["text"]) == ("damaged", "AskHistory", answer.text)
+    assert "traceback" not in fields
+    assert isinstance(house.ask(onlooker, AskHistory(fragment=0, first=0)), History)
+
+
+def test_a_store_whose_newest_version_is_damaged_lets_nobody_in_and_says_why(house: House, record: RunRecord) -> None:
+    begin(house, record)
+    spoil(house.store.index, fragment=1)
+    client = Connection(Hello(role="worker", id="us-2", incarnation="ab" * 8), house.transport.connect(), house.clock)
+    client.start()
+    [refused] = [news for news in house.turn(client) if isinstance(news, Refused)]
+    assert (refused.code, "entry of version 0 of fragment 1" in refused.text) == ("damaged", True)
+
+
+def spoil(index: Any, *, fragment: int) -> None:
+    index._do("UPDATE versions SET info = x'c1' WHERE fragment = ?", fragment)
+
+
+def begin(house: House, record: RunRecord) -> None:
+    """A worker comes and starts the run."""
+    worker, parameters = house.connect("worker", "us-1"), b"parameters" * 2000
+    assert isinstance(house.ask(worker, Upload(blob=blob_of(parameters)), parameters), Stored)
+    versions = tuple(
+        VersionInfo(fragment=number, version=0, parameters_sha256="0" * 64, parameters=blob_of(parameters))
+        for number in range(2)
+    )
+    assert isinstance(house.ask(worker, Init(run_record=record, versions=versions)), Initialised)
 
 
 def test_a_client_goes_on_by_itself_after_the_broker_was_restarted(tmp_path: Path) -> None:

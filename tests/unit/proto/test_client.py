@@ -105,6 +105,19 @@ def test_a_refused_hello_ends_the_client(code: ErrorCode) -> None:
     assert client.tick(1e9) == []
 
 
+def test_a_damaged_store_turns_away_who_is_not_in_yet_and_keeps_others_dialling() -> None:
+    client = make_client()
+    [hello] = sent(client.start(0.0))
+    damaged = Error(request=hello.request, code="damaged", text="the entry of version 3 is damaged")
+    assert client.handle(damaged, 0.1) == [Refused("damaged", damaged.text)]
+    client = make_client()
+    [hello] = sent(client.start(0.0))
+    client.handle(welcome(hello.request), 0.1)
+    [again] = sent(client.handle(Error(code="unknown-session", text=""), 1.0))
+    assert client.handle(damaged.model_copy(update={"request": again.request}), 1.1) == []
+    assert client.next_deadline is not None
+
+
 def test_what_is_asked_before_there_is_a_session_is_sent_when_there_is_one() -> None:
     client = make_client()
     [hello] = sent(client.start(0.0))
