@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from isles.proto.keys import ALLOW_LIST_FILE, AllowList, read_allow_list
+from isles.proto.key_files import ALLOW_LIST_FILE, read_allow_list
+from isles.proto.keys import AllowList
 
 REMIND_SECONDS: Final = 60.0
 """Between two complaints about one fault: it stays in sight and does not drown the rest."""

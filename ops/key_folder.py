@@ -15,16 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from isles.proto.errors import ConfigError, UsageError
-from isles.proto.keys import (
+from isles.proto.key_files import (
     ALLOW_LIST_FILE,
     BROKER_FILE,
-    BROKER_KEYS_MAX,
     BROKER_NAME,
-    AllowedKey,
-    AllowList,
-    BrokerKey,
-    ClientKey,
-    KeyRole,
     client_file,
     generate_pair,
     read_allow_list,
@@ -33,6 +27,14 @@ from isles.proto.keys import (
     write_allow_list,
     write_broker_key,
     write_client_key,
+)
+from isles.proto.keys import (
+    BROKER_KEYS_MAX,
+    AllowedKey,
+    AllowList,
+    BrokerKey,
+    ClientKey,
+    KeyRole,
 )
 
 FOLDER_MODE: Final = 0o700
@@ -173,7 +175,7 @@ class KeyFolder:
 
     def _add(self, allowed: AllowList, path: Path, name: str, role: KeyRole, now_unix: int) -> Path:
         pair = generate_pair()
-        broker = (read_broker_key(self.path).public,)
+        broker: tuple[str, ...] = (read_broker_key(self.path).public,)
         with suppress(ConfigError):  # of a file that cannot be read, nothing is kept
             # While the broker's own key is being changed, a client must know both.
             broker = tuple(dict.fromkeys((*read_client_key(path).broker, *broker)))[-BROKER_KEYS_MAX:]

@@ -15,7 +15,8 @@ import zmq
 import zmq.auth
 
 from isles.proto.errors import ConfigError
-from isles.proto.keys import BrokerKey, ClientKey, KeyPair, check_curve, generate_pair
+from isles.proto.key_files import check_curve, generate_pair
+from isles.proto.keys import BrokerKey, ClientKey, KeyPair
 from isles.proto.messages import Channel
 from isles.proto.transport.address import Address
 from isles.proto.transport.dialling import Outcome
@@ -26,6 +27,8 @@ ANSWERS_MAX: Final = 32
 """Handshakes answered before messages have their turn: strangers who knock do not keep those waiting who are inside."""
 PROBE_SECONDS: Final = 5.0
 """For a broker to greet whoever dials it: one round trip, and some attempts."""
+TRY_AGAIN_MILLISECONDS: Final = 20
+"""Between two attempts of a probe or a stranger: whoever refuses them may hang up before they have read that."""
 SELF_TEST_SECONDS: Final = 10.0
 """Longest self-test: six handshakes on this machine take some milliseconds."""
 
@@ -89,6 +92,7 @@ class Probe:
         self._dialled = context.socket(zmq.DEALER)
         self._dialled.linger = 0
         self._dialled.setsockopt(zmq.IPV6, 1)
+        self._dialled.setsockopt(zmq.RECONNECT_IVL, TRY_AGAIN_MILLISECONDS)
         self._monitor = Monitor(context, self._dialled)
         self._deadline = now + PROBE_SECONDS
         self._dialled.connect(endpoint)
@@ -228,6 +232,7 @@ def _dial_as_stranger(
     socket = context.socket(zmq.SUB if channel is Channel.EVENTS else zmq.DEALER)
     socket.linger = 0
     socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, TRY_AGAIN_MILLISECONDS)
     if broker is not None:
         show_key(socket, generate_pair(), broker)
     monitor = Monitor(context, socket)
@@ -244,7 +249,7 @@ def _is_refused(outcomes: Iterable[Outcome], place: tuple[Channel, bool], addres
                 f"this broker let {stranger} in at {address.of(channel)} when it tried its own doors, and it does not "
                 "start with open ones: check whom its allow-list lets in, and that libzmq is the one of the pyzmq wheel"
             )
-        if outcome is (Outcome.REFUSED if has_key else Outcome.MISMATCHED):
+        if outcome is Outcome.REFUSED or (not has_key and outcome in (Outcome.MISMATCHED, Outcome.CUT)):
             return True
     return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from isles.proto.keys import read_client_key
+from isles.proto.key_files import read_client_key
 from isles.proto.transport.address import Address
 from isles.proto.transport.zmq_transport import ZmqClient
 

@@ -19,7 +19,8 @@ from typing import Final
 import zmq
 
 from isles.proto.errors import ConfigError
-from isles.proto.keys import BrokerKey, ClientKey, KeyWatch
+from isles.proto.key_files import KeyWatch
+from isles.proto.keys import BrokerKey, ClientKey
 from isles.proto.messages import HEADER_BYTES_MAX, Channel
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isles.proto.keys import BROKER_KEYS_MAX, ClientKey, generate_pair
+from isles.proto.key_files import generate_pair
+from isles.proto.keys import BROKER_KEYS_MAX, ClientKey
 from isles.proto.messages import Channel
 from isles.proto.transport.dialling import (
     GIVEN_UP_SECONDS,

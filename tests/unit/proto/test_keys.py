@@ -15,22 +15,24 @@ from hypothesis import strategies as st
 
 from isles.proto import keys
 from isles.proto.errors import ConfigError
-from isles.proto.keys import (
-    ALLOWED_MAX,
-    AllowedKey,
-    AllowList,
-    BrokerKey,
-    ClientKey,
+from isles.proto.key_files import (
     KeyWatch,
     client_file,
     generate_pair,
-    is_key,
     read_allow_list,
     read_broker_key,
     read_client_key,
     write_allow_list,
     write_broker_key,
     write_client_key,
+)
+from isles.proto.keys import (
+    ALLOWED_MAX,
+    AllowedKey,
+    AllowList,
+    BrokerKey,
+    ClientKey,
+    is_key,
 )
 
 
@@ -60,7 +62,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     key = make_client_key()
     write_client_key(tmp_path / "us-0.key", key)
     assert read_client_key(tmp_path / "us-0.key").model_dump() == key.model_dump()
-    assert read_client_key(tmp_path / "us-0.key").path == tmp_path / "us-0.key"
+    assert read_client_key(tmp_path / "us-0.key").path == str(tmp_path / "us-0.key")
     pair = generate_pair()
     broker = BrokerKey(public=pair.public, secret=pair.secret, made_unix=9)
     write_broker_key(tmp_path, broker)
