@@ -25,7 +25,7 @@ CRASHES_MAX: Final = 8
 """Deaths in a row, none after ten healthy seconds: about a minute of trying."""
 REFUSALS_MAX: Final = 3
 """More than one: a store may still be locked by a broker that is about to die."""
-REFUSAL_CODES: Final = frozenset({2, 3, 4})
+REFUSAL_CODES: Final = frozenset({2, 3, 4, 6})
 """Exit codes of children that a person must mend: starting them unchanged cannot succeed."""
 BEGIN_SHARE: Final = 1 / 3
 """Of the stall time: a run that nobody begins is waited for less long than the next round of one that is under way."""

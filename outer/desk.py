@@ -17,6 +17,7 @@ from isles.outer.keeper import Keeper
 from isles.outer.merging import Failure, Merging
 from isles.outer.orders import Plan
 from isles.outer.payload_cache import ANY_CODEC
+from isles.outer.restoration import Restored
 from isles.outer.rounds import RETRY_SECONDS, Rounds, State
 from isles.outer.screenings import Screenings
 from isles.outer.services import Services, Stock
@@ -25,7 +26,7 @@ from isles.outer.workshop import Held, Product
 from isles.proto.agreement import RunRecord
 from isles.proto.client import as_error
 from isles.proto.codec import bound_bytes
-from isles.proto.errors import RefusedError
+from isles.proto.errors import RefusedError, StoreError
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import (
@@ -43,6 +44,8 @@ from isles.proto.messages import (
 FAILURES_MAX: Final = 10
 """Merges and recoveries of one fragment that fail one after the other, for want of blobs, before the outer gives up:
 with a second between them a broker has had time to come back."""
+EXPORTING: Final = "`isles export` what is there and begin another run from it with `isles init`"
+MENDING: Final = f"put a copy of the store back, or {EXPORTING}"
 
 STATE_BYTES_PER_VALUE: Final = 12
 """Parameters, momentum and remainder, in single precision."""
@@ -98,6 +101,9 @@ class Desk:
         self._made: _Made | None = None
         """The state of a version that was made and is not known to be committed."""
         self._num_failures = 0
+        self._num_listings = 0
+        self._lost: tuple[str, int] = "", 0
+        """What the last recovery found to be gone, and how many listings there had been then."""
         self._recover_at = 0.0
         """No recovery begins before this moment."""
         self._screenings = Screenings(
@@ -220,6 +226,7 @@ class Desk:
             return
         if not self.rounds.is_standing_by:
             self._listing = reply
+            self._num_listings += 1
             self._checkpointer.learn(_checkpoint_of(reply).version)
             self._recover(reply)
         self.handle(orders.Listed(reply))
@@ -238,6 +245,10 @@ class Desk:
                 self.handle(reply)
             case _:
                 error = as_error(reply)
+                if ask == "list" and error.code == "damaged":
+                    raise StoreError(
+                        f"fragment {self._fragment} cannot be merged any more: {error.text}; or {EXPORTING}"
+                    )
                 self._logger.warning(
                     "message.refused", code=error.code, text=error.text, fragment=self._fragment, ask=ask
                 )
@@ -255,14 +266,17 @@ class Desk:
         if not is_overtaken and not is_ours and self._services.now() >= self._recover_at:
             self._keeper.bring(listing.head, _checkpoint_of(listing))
 
-    def _take_recovered(self, reason: str, payload_bytes: dict[int, int]) -> None:
+    def _take_recovered(self, restored: Restored, payload_bytes: dict[int, int]) -> None:
         """What had to be made again is checkpointed at once: the next recovery is short, and whoever cannot follow the
         tape, because something on it is damaged, need not wait for a round.
         """
         self._checkpointer.count(payload_bytes)
+        reason = restored.reason
         if reason:
             self._recover_at = self._services.now() + RETRY_SECONDS
             self._logger.error("recovery.failed", fragment=self._fragment, reason=reason)
+            if restored.is_lost:
+                self._take_loss(reason)
             self._count_failure(reason)
         self._go_on(reason)
         if not reason and self._checkpointer.is_behind and not self.rounds.is_standing_by:
@@ -345,13 +359,22 @@ class Desk:
         if made is not None:
             self._stock.states.drop(made.held.slot)
 
+    def _take_loss(self, reason: str) -> None:
+        """What is gone by two listings is gone for good: the first may have been of a tape that has moved on since."""
+        lost, num_listings = self._lost
+        if lost == reason and num_listings < self._num_listings:
+            raise StoreError(
+                f"fragment {self._fragment} cannot be merged any more, as its store is damaged and no later checkpoint "
+                f"is in it: {reason}; {MENDING}, which loses momentum and remainder"
+            )
+        self._lost = reason, self._num_listings
+
     def _count_failure(self, reason: str) -> None:
         self._num_failures += 1
         if self._num_failures >= FAILURES_MAX:
             raise RefusedError(
                 f"fragment {self._fragment} cannot be merged, {FAILURES_MAX} attempts failed: {reason}; the broker's "
-                "log says what is wrong with its store: put a copy of it back, or `isles export` what is there "
-                "and begin another run from it with `isles init`"
+                f"log says what is wrong with its store: {MENDING}"
             )
 
 

@@ -27,10 +27,10 @@ class Keeper:
         services: Services,
         stock: Stock,
         logger: Logger,
-        then: Callable[[str, dict[int, int]], None],
+        then: Callable[[Restored, dict[int, int]], None],
     ) -> None:
-        """`then` is called after each recovery: with why it gave up, "" if it did not, and with the payload bytes of
-        the versions that it read from the tape.
+        """`then` is called after each recovery: with what came of it, whose state is the keeper's, and with the payload
+        bytes of the versions that it read from the tape.
         """
         self.held: Held | None = None
         self._fragment = fragment
@@ -110,4 +110,4 @@ class Keeper:
                 seconds=round(self._services.now() - began_at, 6),
             )
         self._end()
-        self._then(restored.reason, recovery.payload_bytes)
+        self._then(restored, recovery.payload_bytes)

@@ -5,7 +5,8 @@
 
 Each state is compared with the digests that its commit wrote down, so what comes out is bit-equal to what was lost or
 the outer ends with RefusedError. What may be mended, such as a blob that its broker just then puts off, ends in
-`GiveUp`, and a later attempt goes on from where this one came to.
+`GiveUp`, and a later attempt goes on from where this one came to. So does what is lost: the tape may have moved on
+since it was listed.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class TapeRead:
 
 @dataclass(frozen=True, slots=True)
 class Prevented:
-    """The answer to any order that could not be carried out, for a reason that may pass."""
+    """The answer to any order that could not be carried out."""
 
     reason: str
+    is_lost: bool = False
+    """Whether what it takes is gone; otherwise the reason may pass."""
 
 
 Event = StateMade | TapeRead | Prevented
@@ -100,6 +103,8 @@ class GiveUp:
     """Not now; the state at hand, if there is one, is good as far as it goes."""
 
     reason: str
+    is_lost: bool = False
+    """Whether another attempt on the same listing could not succeed either."""
 
 
 Instruction = ReadCheckpoint | AskTape | Remake | Recovered | GiveUp
@@ -150,7 +155,7 @@ class Recovery:
         """
         match event:
             case Prevented():
-                return [GiveUp(event.reason)]
+                return [GiveUp(event.reason, event.is_lost)]
             case TapeRead():
                 return self._take_tape(event.versions)
             case StateMade():
@@ -224,7 +229,8 @@ class Recovery:
         fragment = self._head.fragment
         return GiveUp(
             f"the tape of fragment {fragment} has a gap: version {version} or its recipe is missing, between the "
-            f"checkpoint {self._checkpoint.version} and the head {self._head.version}"
+            f"checkpoint {self._checkpoint.version} and the head {self._head.version}",
+            is_lost=True,
         )
 
     def _difference(self, info: VersionInfo, point: StatePoint, *, is_checkpoint: bool) -> str:

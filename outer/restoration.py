@@ -26,7 +26,7 @@ from isles.outer.recovery import (
     StatePoint,
     TapeRead,
 )
-from isles.outer.services import Services, Stock, Unavailable
+from isles.outer.services import LOST_CODES, Services, Stock, Unavailable
 from isles.outer.state_cache import PARTS, Slot
 from isles.outer.workshop import STATE_CODEC, Held, digests, finish, read_vector
 from isles.proto.client import as_error
@@ -42,6 +42,8 @@ class Restored:
 
     held: Held | None
     reason: str = ""
+    is_lost: bool = False
+    """Whether what it takes is gone, as far as the listing knew it."""
 
 
 class Restoration:
@@ -105,10 +107,10 @@ class Restoration:
                 case Recovered():
                     self._end("")
                 case GiveUp():
-                    self._end(instruction.reason)
+                    self._end(instruction.reason, is_lost=instruction.is_lost)
 
-    def _prevent(self, reason: str) -> None:
-        self._perform(self.recovery.handle(Prevented(reason)))
+    def _prevent(self, reason: str, *, is_lost: bool) -> None:
+        self._perform(self.recovery.handle(Prevented(reason, is_lost)))
 
     # ------------------------------------------------------------------------------------------------------- checkpoint
 
@@ -122,7 +124,7 @@ class Restoration:
                 self._services.fetch(blob, partial(self._take_part, info, name, where), bytes_max=bytes_max)
                 return
         if "parameters" not in self._parts:
-            self._prevent(f"{where} has no parameters in the store")
+            self._prevent(f"{where} has no parameters in the store", is_lost=True)
             return
         parts, self._parts = self._parts, {}
         self._state = FragmentState(parts["parameters"], parts.get("momentum"), parts.get("remainder"))
@@ -132,7 +134,7 @@ class Restoration:
         if self._is_over:
             return
         if isinstance(payload, Unavailable):
-            self._prevent(f"{where} cannot be had: {payload.text}")
+            self._prevent(f"{where} cannot be had: {payload.text}", is_lost=payload.is_lost)
             return
         then = partial(self._take_vector, info, name, where)
         self._services.work(partial(read_vector, payload, self._num_values), then)
@@ -159,7 +161,9 @@ class Restoration:
         if isinstance(reply, History):
             self._perform(self.recovery.handle(TapeRead(reply.versions)))
         else:
-            self._prevent(f"the tape of fragment {self._fragment} cannot be read: {as_error(reply).text}")
+            error = as_error(reply)
+            is_lost = error.code in LOST_CODES
+            self._prevent(f"the tape of fragment {self._fragment} cannot be read: {error.text}", is_lost=is_lost)
 
     def _remake(self, order: Remake) -> None:
         recipe = order.info.recipe
@@ -190,7 +194,7 @@ class Restoration:
             where = self._where(order, fed.index)
             if fed.is_unreadable:
                 raise RefusedError(f"{where} is no delta of this fragment, yet it was merged: {fed.reason}")
-            self._prevent(f"{where}: {fed.reason}")
+            self._prevent(f"{where}: {fed.reason}", is_lost=fed.is_lost)
             return
         self._services.work(call, partial(self._take_made, order))
 
@@ -216,18 +220,19 @@ class Restoration:
 
     # -------------------------------------------------------------------------------------------------------------- end
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, is_lost: bool = False) -> None:
         """Hands over how far it came, so that a later attempt need not begin anew."""
         point, state = self.recovery.point, self._state
         if point is None or state is None:
             self._is_over = True
-            self._then(Restored(None, reason))
+            self._then(Restored(None, reason, is_lost))
             return
-        self._services.work(partial(self._stock.states.put, state), partial(self._take_slot, point, reason))
+        then = partial(self._take_slot, point, reason, is_lost)
+        self._services.work(partial(self._stock.states.put, state), then)
 
-    def _take_slot(self, point: StatePoint, reason: str, slot: Slot) -> None:
+    def _take_slot(self, point: StatePoint, reason: str, is_lost: bool, slot: Slot) -> None:
         if self._is_over:
             self._stock.states.drop(slot)
             return
         self.cancel()
-        self._then(Restored(Held(point, slot), reason))
+        self._then(Restored(Held(point, slot), reason, is_lost))

@@ -11,7 +11,7 @@ import pytest
 from isles.brokers.retained import RUN_RECORD
 from isles.outer.outer import Outer
 from isles.outer.services import Unavailable
-from isles.proto.errors import RefusedError
+from isles.proto.errors import StoreError
 from isles.proto.messages import Checkpoint, List, Listing, Upload
 
 
@@ -223,18 +223,25 @@ def test_an_outer_that_comes_back_to_its_lease_recomputes_only_what_it_missed(wo
     assert recoveries(logger) == [(0, 0), (0, 1)]
 
 
-def test_a_payload_that_is_needed_and_gone_ends_the_outer_with_its_name(world: Any, learners: Any) -> None:
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+def test_a_payload_that_is_needed_and_gone_ends_the_outer_with_its_name(how: str, world: Any, learners: Any) -> None:
     outer, _, _ = world.outer("first")
     for seed in range(2):
         merge_one(world, learners[0], seed)
     leave_out(world, outer)
-    world.store.blobs.delete(learners[1].history()[1].recipe.ingredients[0].digest)
+    digest = learners[1].history()[1].recipe.ingredients[0].digest
+    spoil(world.store.blobs, digest, how)
     _, logger, _ = world.outer("second")
-    with pytest.raises(
-        RefusedError, match="what learner a gave for version 1 of fragment 0: its payload cannot be had"
-    ):
+    with pytest.raises(StoreError, match="what learner a gave for version 1 of fragment 0: its payload cannot be had"):
         world.run(60.0)
-    assert "recovery.failed" in logger.events()
+    assert logger.events().count("recovery.failed") == 2
+
+
+def spoil(blobs: Any, digest: str, how: str) -> None:
+    if how == "deleted":
+        blobs.delete(digest)
+    else:
+        blobs.blobs[digest] = bytes(len(blobs.blobs[digest]))
 
 
 def test_a_recovery_that_is_put_off_goes_on_from_where_it_came_to(world: Any, learners: Any) -> None:

@@ -128,7 +128,7 @@ def test_a_broker_that_has_no_room_on_its_disk_is_tried_for_as_long_as_it_takes(
     assert world.exits("broker", 1) == [Start("broker")], "once there was room it is like any other"
 
 
-@pytest.mark.parametrize("code", [2, 3, 4])
+@pytest.mark.parametrize("code", [2, 3, 4, 6])
 def test_a_refused_child_is_tried_a_few_times_only(world: World, code: int) -> None:
     for _ in range(REFUSALS_MAX):
         assert world.supervision.status is None

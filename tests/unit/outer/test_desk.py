@@ -18,7 +18,7 @@ from isles.outer.settings import CHECKPOINT_VERSIONS_MAX, OuterSettings
 from isles.outer.state_cache import StateCache
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.codec import encode
-from isles.proto.errors import RefusedError
+from isles.proto.errors import RefusedError, StoreError
 from isles.proto.logs import ListLogger
 from isles.proto.manifest import Manifest, TensorSpec
 from isles.proto.messages import (
@@ -289,13 +289,39 @@ def test_a_listing_that_was_overtaken_by_a_commit_makes_nobody_go_back(place: Pl
     assert place.bytes_held == 72
 
 
-def test_a_head_whose_state_is_gone_ends_the_outer_after_some_attempts(place: Place) -> None:
+def test_a_head_whose_state_is_put_off_ends_the_outer_after_some_attempts(place: Place) -> None:
     place.deliver_delta()
     for _ in range(FAILURES_MAX - 1):
-        place.deliver_state(GONE)
+        place.deliver_state(PUT_OFF)
         place.next_attempt()
     with pytest.raises(RefusedError, match="attempts failed"):
+        place.deliver_state(PUT_OFF)
+
+
+def test_a_head_whose_state_is_gone_by_two_listings_ends_the_outer_with_what_to_do(place: Place) -> None:
+    """The first listing may have been of a tape that another outer has moved on meanwhile."""
+    place.deliver_delta()
+    place.deliver_state(GONE)
+    place.next_attempt()
+    with pytest.raises(StoreError, match=r"checkpoint of fragment 0, version 0 .* no such blob.*`isles export`"):
         place.deliver_state(GONE)
+
+
+def test_a_loss_that_a_later_listing_goes_around_ends_nothing(place: Place) -> None:
+    place.deliver_delta()
+    place.deliver_state(GONE)
+    place.next_attempt()
+    place.deliver_state(PUT_OFF)
+    place.next_attempt()
+    place.deliver_state()
+    assert "state.recovered" in place.logger.events()
+
+
+def test_a_listing_that_the_broker_cannot_read_ends_the_outer_with_its_words(place: Place) -> None:
+    place.services.clock.advance(LIST_SECONDS)
+    place.desk.tick()
+    with pytest.raises(StoreError, match="cannot be merged any more: the entry of version 3"):
+        place.services.answer(List, Error(code="damaged", text="the entry of version 3 of fragment 0 is damaged"))
 
 
 def test_a_state_that_fails_without_a_row_to_merge_is_tried_again_at_the_next_look(place: Place) -> None:
