@@ -58,7 +58,7 @@ def take_settle(state: State, session: Session, arrival: MessageArrived, message
     rejected = retained.settle(state.index, message)
     hints = [state.hint("settled", fragment=message.fragment, learner=row.id.learner) for row in rejected]
     logs = [log("warning", "contribution.rejected", **named(row.id), reason=row.reason) for row in rejected]
-    quarantines = take_rejections(state, rejected)
+    quarantines = take_rejections(state, rejected, message)
     return [*reply(arrival, Settled(fragment=message.fragment)), *hints, *logs, *quarantines]
 
 

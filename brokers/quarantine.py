@@ -14,19 +14,23 @@ from isles.brokers.sessions import Session
 from isles.brokers.state import State
 from isles.brokers.store.index import Standing, StoredRow
 from isles.brokers.vocabulary import AbandonUpload, Instruction, MessageArrived
-from isles.proto.messages import Done, Error, Message, Offer, Pardon, Shards, Upload
+from isles.proto.messages import Done, Error, Message, Offer, Pardon, Settle, Shards, Upload
 
 REASON_MAX: Final = 1000
 """Characters of the outer's reason that a sentence repeats."""
+LOST: Final = "lost"
+"""Kind of a rejection that is not the learner's fault: the store has its payload no longer."""
 SHUT: Final[frozenset[type[Message]]] = frozenset({Offer, Shards, Upload})
 """What a quarantined learner may not say; it may go on to look."""
 
 
-def take_rejections(state: State, rows: Iterable[StoredRow]) -> list[Instruction]:
+def take_rejections(state: State, rows: Iterable[StoredRow], message: Settle) -> list[Instruction]:
     """Counts contributions that were just rejected, in the same transaction, and begins quarantines."""
+    lost = {rejection.id for rejection in message.rejections if rejection.kind == LOST}
     instructions: list[Instruction] = []
     for row in rows:
-        instructions += _take_rejection(state, row)
+        if row.id not in lost:
+            instructions += _take_rejection(state, row)
     return instructions
 
 

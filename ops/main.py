@@ -10,6 +10,7 @@ A command ends with one of the exit codes below, and with one sentence on standa
     6    the broker's store failed, or is damaged
     7    the broker's disk is full
     8    a running broker let go of what was being recomputed
+    9    this learner is in quarantine
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ REFUSAL_CODES: Final = frozenset({2, 3, 4, 6})
 """Exit codes of children that a person must mend: starting them unchanged cannot succeed."""
 BEGIN_SHARE: Final = 1 / 3
 """Of the stall time: a run that nobody begins is waited for less long than the next round of one that is under way."""
-WAIT_CODES: Final = frozenset({7})
-"""Exit codes of children that say what will pass without anybody starting anew: a full disk is no reason to give up."""
+WAIT_CODES: Final = frozenset({7, 9})
+"""Exit codes of children that say what will pass without anybody starting anew: neither a full disk nor a quarantine of
+one learner is a reason to give up."""
 REFUSAL_MEMORY_SECONDS: Final = 60.0
 """A refusal after a longer life than this is not one more of a row."""
 FAILED_DRAIN_SECONDS: Final = 10.0

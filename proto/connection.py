@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.clock import Clock
-from isles.proto.errors import FencedError, MessageError, PayloadError, RefusedError, UnreachableError
+from isles.proto.errors import MessageError, PayloadError, UnreachableError, refusal_error
 from isles.proto.messages import BlobRef, Hello, Message, pack, unpack
 from isles.proto.transport.interface import ClientTransport
 
@@ -133,5 +133,4 @@ class Connection:
 def raise_if_refused(news: News) -> None:
     """Turns a refusal into the exception that ends a process."""
     if isinstance(news, Refused):
-        error = FencedError if news.code == "fenced" else RefusedError
-        raise error(f"the broker refused this process ({news.code}): {news.text}")
+        raise refusal_error(news.code)(f"the broker refused this process ({news.code}): {news.text}")

@@ -10,7 +10,8 @@
     |   |-- PayloadError      a payload that no codec of ours wrote, or that was damaged on its way
     |   `-- ManifestMismatchError   a model that is not the run's model
     |-- RefusedError          a broker refused this process for good; the text says why
-    |   `-- FencedError       a newer incarnation of this process exists
+    |   |-- FencedError       a newer incarnation of this process exists
+    |   `-- QuarantinedError  too much of what this learner sent was rejected
     |-- StoreError            the broker's disk did not keep its word, or its store is damaged
     |   `-- StoreFullError    the disk under it is full: nothing is lost, and the broker can start again once it is not
     |-- UnreachableError      nobody answered in the time that was given
@@ -76,6 +77,17 @@ class FencedError(RefusedError):
     """A newer incarnation of this process exists; this one must end."""
 
     exit_code = 4
+
+
+class QuarantinedError(RefusedError):
+    """Too many contributions of this learner in a row were rejected: it may come later, or once it is pardoned."""
+
+    exit_code = 9
+
+
+def refusal_error(code: str) -> type[RefusedError]:
+    """The exception that ends a process which a broker refused with this code."""
+    return {"fenced": FencedError, "quarantined": QuarantinedError}.get(code, RefusedError)
 
 
 class StoreError(IslesError):

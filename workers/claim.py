@@ -3,6 +3,9 @@
 A learner's name is what its rows in the store and its checkpoint belong to: the same after every restart, and never
 held by two processes, since the later one would fence the earlier. Without a given name the first free one of
 `host`, `host-2`, `host-3` and so on is taken, so workers started by hand on one machine find theirs again.
+
+A worker that has a key and no name is given one by its broker. It keeps it, with the token that takes it again, in the
+first free slot of its checkpoint folder: replicas that share a folder and a key find one identity each.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ import fcntl
 import os
 import re
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from isles.proto.errors import UsageError
-from isles.proto.ids import is_name
+from isles.proto.ids import Name, Token, is_name
 
 HOST_CHARACTERS_MAX: Final = 48
 """Leaves room for what makes the name unique."""
@@ -26,6 +33,13 @@ CLAIMS_MAX: Final = 1024
 
 LOCK_NAME: Final = "worker.lock"
 
+SLOT_PREFIX: Final = "_given-"
+"""Of the folders that hold what a broker gave; no name of a learner begins like this."""
+
+IDENTITY_NAME: Final = "identity.json"
+IDENTITY_BYTES_MAX: Final = 1024
+"""A name and a token take under 200."""
+
 NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """A shared folder without locks: better a worker without this protection than none."""
 
@@ -33,8 +47,12 @@ NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 class Claim:
     """A name that is held, with the folder of its checkpoint, until it is closed or the process ends."""
 
-    def __init__(self, name: str, folder: Path | None = None, descriptor: int | None = None) -> None:
+    def __init__(
+        self, name: str, folder: Path | None = None, descriptor: int | None = None, *, rejoin: str = ""
+    ) -> None:
         self.name = name
+        self.rejoin = rejoin
+        """The token without which the broker does not give this name again; empty = the broker did not give it."""
         self.folder = folder
         """Where this learner's checkpoint belongs; None = it writes none."""
         self._descriptor = descriptor
@@ -69,6 +87,74 @@ def claim_learner(name: str, checkpoint_dir: Path | None, *, host: str) -> Claim
         f"another process on this machine runs learner {base} with the checkpoint folder {checkpoint_dir}: give this "
         "worker a name of its own with --id, or another --checkpoint-dir"
     )
+
+
+class Identity(BaseModel):
+    """What a broker gave to a worker without a name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    id: Name
+    rejoin: Token
+    """Without it the broker gives the id to nobody."""
+
+
+def claim_given(checkpoint_dir: Path | None, ask: Callable[[], Identity]) -> Claim:
+    """Holds what a broker gave: out of the first free slot of the folder, or, if there is none in it, by asking.
+
+    Raises UsageError if the folder or what is in the slot cannot be used, and what `ask` raises.
+    """
+    if checkpoint_dir is None:
+        identity = ask()
+        return Claim(identity.id, rejoin=identity.rejoin)
+    for number in range(1, CLAIMS_MAX):
+        claim = _try_claim("", checkpoint_dir / f"{SLOT_PREFIX}{number}")
+        if claim is None:
+            continue
+        try:
+            assert claim.folder is not None
+            identity = _read_identity(claim.folder) or _keep(ask(), claim.folder)
+        except BaseException:
+            claim.close()
+            raise
+        claim.name, claim.rejoin = identity.id, identity.rejoin
+        return claim
+    raise UsageError(f"{CLAIMS_MAX - 1} workers share the checkpoint folder {checkpoint_dir}: give this one another")
+
+
+def _read_identity(folder: Path) -> Identity | None:
+    path = folder / IDENTITY_NAME
+    try:
+        with path.open("rb") as file:
+            return Identity.model_validate_json(file.read(IDENTITY_BYTES_MAX))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): check its owner and the disk") from error
+    except ValidationError:
+        raise UsageError(
+            f"{path} does not hold the id of a learner: it is damaged; delete the folder {folder} to begin as a new "
+            "learner there"
+        ) from None
+
+
+def _keep(identity: Identity, folder: Path) -> Identity:
+    """Writes it durably, whole or not at all, for its owner alone."""
+    path = folder / IDENTITY_NAME
+    partial = path.with_suffix(".tmp")
+    try:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(identity.model_dump_json())
+            file.flush()
+            os.fsync(descriptor)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise UsageError(f"{path} cannot be written ({error.strerror}): check the folder and the disk") from error
+    return identity
 
 
 def host_name(host: str) -> str:

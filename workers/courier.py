@@ -24,7 +24,7 @@ from isles.proto.client import Answered, Hinted, Refused, Welcomed
 from isles.proto.clock import Clock
 from isles.proto.codec.torch_codec import decode, encode_with_stats
 from isles.proto.connection import Connection, News
-from isles.proto.errors import FencedError, IslesError, NonFiniteError, RangeError, RefusedError
+from isles.proto.errors import IslesError, NonFiniteError, RangeError, RefusedError, refusal_error
 from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
 from isles.proto.manifest import codecs_of
@@ -287,8 +287,7 @@ class Courier:
             case Answered(ask=ask, reply=reply):
                 self._take_reply(ask, reply)
             case Refused(code=code, text=text):
-                error = FencedError if code == "fenced" else RefusedError
-                raise error(f"the broker at {self._address} refused this worker ({code}): {text}")
+                raise refusal_error(code)(f"the broker at {self._address} refused this worker ({code}): {text}")
 
     def _deliver(self, built: Built) -> None:
         """Hands a version over, with the decoded payload if the row says that the own contribution is in it."""

@@ -75,6 +75,7 @@ class Learner:
         broker: str = "tcp://127.0.0.1:7700",
         key: Path | None = None,
         learner: str,
+        rejoin: str = "",
         region: str = "local",
         run: str = "",
         sync: SyncSettings | None = None,
@@ -100,7 +101,8 @@ class Learner:
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
         `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
         With a `checkpoint_dir` of its own it can be restarted. `should_stop` is looked at wherever it waits.
-        `connect` makes another transport than ZeroMQ. Raises ConfigError for a name that is none.
+        `rejoin` belongs to a name that a broker gave. `connect` makes another transport than ZeroMQ. Raises ConfigError
+        for a name that is none.
         """
         for what, name in {"learner": learner, "region": region, "run": run or DEFAULT_RUN}.items():
             if not is_name(name):
@@ -120,8 +122,9 @@ class Learner:
                 run or DEFAULT_RUN, sync or SyncSettings(), budget, seed, task, dict(task_settings or {}), corpus_sha256
             )
         )
+        said = dict(stated or {})
         self._hello = Hello(
-            role="worker", id=learner, region=region, run=run, incarnation=new_incarnation(), stated=dict(stated or {})
+            role="worker", id=learner, rejoin=rejoin, region=region, run=run, incarnation=new_incarnation(), stated=said
         )
         self._region = region
         self._num_shards = num_shards

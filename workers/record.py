@@ -19,6 +19,7 @@ from isles.proto.config import Config
 from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import ConfigError, RefusedError, UnreachableError
 from isles.proto.messages import COUNT_MAX, AskStatus, Hello, Role, Status, Welcome
+from isles.workers.claim import Identity
 from isles.workers.task import Task, load_task
 
 INCARNATION_BYTES: Final = 8
@@ -26,6 +27,9 @@ INCARNATION_BYTES: Final = 8
 
 SLICE_SECONDS: Final = 0.25
 """Longest single wait for the broker: a request to stop is seen within it, and a question without session repeated."""
+
+LEAVE_SECONDS: Final = 2.0
+"""For the answer to a LEAVE; without it the broker finds out when the lease has run out."""
 
 _Answer = TypeVar("_Answer", Status, Welcome)
 
@@ -135,6 +139,23 @@ def read_run_record(
     if record is not None and (difference := record.first_difference(dict(stated or {}))):
         raise RefusedError(f"the run {record.run} at {address} is another one: {difference}")
     return record
+
+
+def ask_for_id(
+    address: str, key: Path | None, region: str, timeout_seconds: float, *, should_stop: Callable[[], bool]
+) -> Identity:
+    """An id that the broker gives to a worker with a key, and what takes it again. Raises as `say_hello`."""
+    connection = connect(address, key, "worker", "")
+    connection.client.hello = connection.client.hello.model_copy(update={"region": region})
+    try:
+        welcome = say_hello(connection, timeout_seconds, address=address, should_stop=should_stop)
+        # This was another incarnation than the one that is to train: no round has to wait for it.
+        connection.leave_and_wait(welcome.new_session, LEAVE_SECONDS)
+    finally:
+        connection.close()
+    if not welcome.rejoin:
+        raise RefusedError(f"the broker at {address} gives no ids: name this learner with --id")
+    return Identity(id=welcome.learner, rejoin=welcome.rejoin)
 
 
 def say_hello(

@@ -46,8 +46,8 @@ class WorkerSettings(_ClientSettings):
 
     id: Annotated[str, Field(max_length=NAME_LENGTH_MAX)] = Field(
         default="",
-        description="name of the learner, the same after every restart; empty = the host's name, numbered from the "
-        "second worker of one checkpoint folder on",
+        description="name of the learner, the same after every restart; empty = with a key one that the broker gives, "
+        "else the host's name, numbered from the second worker of one checkpoint folder on",
     )
     region: Name = Field(default="local", description="name of the place, for status and relays")
     threads: Threads = Field(default=0, description="threads of one tensor operation; 0 = torch decides")

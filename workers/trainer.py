@@ -27,10 +27,10 @@ from isles.proto.clock import Clock, SystemClock
 from isles.proto.config import Config, RunSettings
 from isles.proto.errors import FencedError, ManifestMismatchError, NonFiniteError, RefusedError, UnreachableError
 from isles.proto.logs import Logger
-from isles.workers.claim import Claim, claim_learner
+from isles.workers.claim import Claim, Identity, claim_given, claim_learner
 from isles.workers.device import choose_device
 from isles.workers.learner import Learner
-from isles.workers.record import make_task, read_run_record, shared_task_settings, statements
+from isles.workers.record import ask_for_id, make_task, read_run_record, shared_task_settings, statements
 from isles.workers.settings import WorkerSettings
 from isles.workers.task import Batches, Task
 
@@ -240,14 +240,25 @@ def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     device = choose_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    with claim_learner(settings.id, settings.checkpoint_dir, host=socket.gethostname()) as claim:
-        worker = _Worker(config, settings, logger, should_stop, claim, device)
-        try:
-            worker.work()
-        except UnreachableError:
-            if not should_stop.is_set():
-                raise
+    try:
+        with _claim(settings, should_stop) as claim:
+            _Worker(config, settings, logger, should_stop, claim, device).work()
+    except UnreachableError:
+        if not should_stop.is_set():
+            raise
     return 0
+
+
+def _claim(settings: WorkerSettings, should_stop: Event) -> Claim:
+    """The name of this learner: its own, or with a key one from the broker, or one made from the machine's."""
+    if settings.id or settings.key is None:
+        return claim_learner(settings.id, settings.checkpoint_dir, host=socket.gethostname())
+
+    def ask() -> Identity:
+        timeout = settings.join_timeout_seconds
+        return ask_for_id(settings.broker, settings.key, settings.region, timeout, should_stop=should_stop.is_set)
+
+    return claim_given(settings.checkpoint_dir, ask)
 
 
 _Outcome = Literal["done", "unfinished", "another run"]
@@ -341,6 +352,7 @@ class _Worker:
             broker=self.settings.broker,
             key=self.settings.key,
             learner=self.claim.name,
+            rejoin=self.claim.rejoin,
             region=self.settings.region,
             run=run.id if record is None else record.run,
             sync=self.config.section("sync", SyncSettings),

@@ -153,13 +153,13 @@ def _without_credit_of_uploads(patch: Patch) -> None:
 
 
 def _without_credit_of_downloads(patch: Patch) -> None:
-    original = Downloads._order
+    original = Downloads._read_on
 
-    def order(self: Downloads, download: Sending) -> Any:
+    def read_on(self: Downloads, download: Sending) -> Any:
         download.window_bytes = 1 << 20
         return original(self, download)
 
-    patch(Downloads, "_order", order)
+    patch(Downloads, "_read_on", read_on)
 
 
 MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
