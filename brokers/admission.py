@@ -63,6 +63,8 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
     if hello.role != "operator":
         retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
+    if hello.role == "outer":
+        state.leases.release_older(hello.id, hello.incarnation)
     session, is_new = opened
     session.rejoin, session.is_given = named.rejoin, session.is_given or is_given
     older = state.uploads.drop_older(session.owner, session.incarnation)
@@ -163,9 +165,12 @@ def take_init(state: State, session: Session, arrival: MessageArrived, message: 
 
 def take_progress(state: State, session: Session, arrival: MessageArrived, message: Progress) -> list[Instruction]:
     """PROGRESS: a learner's counters; whoever sends it shows that it lives."""
+    membership, has_lost_shards = state.membership, False
     if session.role == "worker":
-        state.membership.progress(session.id, message, state.now)
-    return reply(arrival, Alive(typical_step_seconds=state.membership.typical_step_seconds))
+        membership.progress(session.id, message, state.now)
+        has_lost_shards = membership.has_lost_shards(session.id)
+    typical = membership.typical_step_seconds
+    return reply(arrival, Alive(typical_step_seconds=typical, has_lost_shards=has_lost_shards))
 
 
 def take_leave(state: State, session: Session, arrival: MessageArrived, _: Leave) -> list[Instruction]:
@@ -181,7 +186,9 @@ def take_leave(state: State, session: Session, arrival: MessageArrived, _: Leave
 
 
 def take_shards(state: State, session: Session, arrival: MessageArrived, message: Shards) -> list[Instruction]:
-    """SHARDS: takes data shards back and lends others."""
+    """SHARDS: takes data shards back and lends others; nothing to who has left, since nobody would ever free it."""
+    if session.has_left:
+        return reply(arrival, ShardsLeased(shards={}))
     held = state.membership.lease_shards(session.id, message.num_wanted, message.returned)
     said = log("info", "shards.leased", learner=session.id, num_shards=len(held))
     return [*reply(arrival, ShardsLeased(shards=held)), said]

@@ -137,6 +137,10 @@ class Downloads:
     def get(self, number: int) -> Download | None:
         return self._open.get(number)
 
+    def is_open(self, digest: str) -> bool:
+        """Whether somebody is fetching this blob."""
+        return any(download.blob.digest == digest for download in self._open.values())
+
     def drop(self, number: int) -> None:
         """Forgets a download that has ended."""
         download = self._open.pop(number, None)

@@ -52,6 +52,12 @@ class Leases:
             if (lease.holder, lease.incarnation) == (holder, incarnation) and not lease.is_released:
                 self._index.put_lease(fragment, StoredLease(holder, incarnation, lease.epoch, is_released=True))
 
+    def release_older(self, holder: str, incarnation: str) -> None:
+        """A newer incarnation of an outer is here: what the older ones held is free at once, since they are fenced."""
+        for lease in list(self._index.leases().values()):
+            if lease.holder == holder and lease.incarnation != incarnation:
+                self.release(holder, lease.incarnation)
+
     def infos(self, now: float) -> tuple[LeaseInfo, ...]:
         """All leases, for people."""
         return tuple(

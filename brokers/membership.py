@@ -39,6 +39,7 @@ class _Learner:
     key_name: str = ""
     rejoin_sha256: str = ""
     is_draining: bool = False
+    has_lost_shards: bool = False
     is_changed: bool = True
 
 
@@ -97,6 +98,7 @@ class Membership:
             self._learners[learner] = known
         known.key_name, known.rejoin_sha256 = (key_name, rejoin_sha256) if key_name else holder
         known.region, known.is_live, known.heard_at, known.last_seen_unix = region, True, now, unix
+        known.has_lost_shards = False  # the answer to HELLO says which it has
         self._put(learner, known)
 
     def hear(self, learner: str, now: float, unix: float) -> bool:
@@ -134,6 +136,10 @@ class Membership:
         known = sorted(one.step_seconds for one in self._learners.values() if one.is_live and one.step_seconds > 0)
         middle = len(known) // 2
         return (known[middle] + known[~middle]) / 2 if known else 0.0
+
+    def has_lost_shards(self, learner: str) -> bool:
+        """Whether its shards were set free since it last heard which ones it has."""
+        return self._learners[learner].has_lost_shards
 
     @property
     def live(self) -> frozenset[str]:
@@ -203,6 +209,7 @@ class Membership:
         known = self._learners[learner]
         known.is_live = False
         known.measured_at = None
+        known.has_lost_shards = True
         self._put(learner, known)
         self._index.free_shards_of(learner)
 
@@ -268,6 +275,7 @@ class Membership:
 
     def lease_shards(self, learner: str, num_wanted: int, returned: dict[int, int]) -> dict[int, int]:
         """Takes back some shards, then lends free ones, those with the least data taken first, up to `num_wanted`."""
+        self._learners[learner].has_lost_shards = False
         held = self._index.shards_of(learner)
         given_back = {shard: cursor for shard, cursor in returned.items() if shard in held}
         self._index.advance_shards(learner, given_back)

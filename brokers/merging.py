@@ -28,7 +28,9 @@ from isles.proto.messages import (
 
 
 def take_lease(state: State, session: Session, arrival: MessageArrived, message: Lease) -> list[Instruction]:
-    """LEASE: renews and grants what is free."""
+    """LEASE: renews and grants what is free; nothing to who has left, or the next one would wait for it to expire."""
+    if session.has_left:
+        return reply(arrival, Leased(epochs={}, lease_seconds=state.settings.outer_lease_seconds))
     assert state.record is not None
     wanted = tuple(fragment for fragment in message.fragments if state.num_tensors(fragment))
     epochs, is_new = state.leases.grant(wanted, session.id, session.incarnation, state.now)

@@ -252,7 +252,10 @@ class Router:
         )
 
     def _sweep(self) -> list[Instruction]:
-        """Gives up blobs that nothing refers to, but for those that are just being sent again."""
+        """Gives up blobs that nothing refers to, but for those that are just being sent again, or still fetched.
+
+        Whoever fetches slower than the run goes on would otherwise begin anew each time.
+        """
         state = self.state
         unused = state.index.unused_blobs()
         since = {blob.digest: state.unused_since.get(blob.digest, state.started_at) for blob, _ in unused}
@@ -262,7 +265,9 @@ class Router:
         doomed = [
             blob
             for blob, was_used in unused
-            if (was_used or since[blob.digest] <= overdue) and not state.uploads.is_open(blob.digest)
+            if (was_used or since[blob.digest] <= overdue)
+            and not state.uploads.is_open(blob.digest)
+            and not state.downloads.is_open(blob.digest)
         ]
         for blob in doomed:
             state.index.delete_blob(blob.digest)

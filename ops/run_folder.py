@@ -6,6 +6,7 @@ config.toml         the resolved configuration     logs/<process>.jsonl   what e
 state.json          address, time, restarts        logs/<process>.err     what it printed besides, if anything
 store/              the broker's                   model.safetensors      the global parameters at the end
 workers/<id>/       each learner's checkpoint      summary.json           what came of it
+keys/               one for each process
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from isles.proto.transport.address import Address
 PORT_TRIES: Final = 64
 """How often three free ports in a row are looked for."""
 ERROR_TAIL_BYTES: Final = 8192
-FIRST_NAMES: Final = frozenset({"lock", "logs", "workers", "store", "state.json.tmp"})
+FIRST_NAMES: Final = frozenset({"lock", "logs", "workers", "store", "keys", "state.json.tmp"})
 """What is in a run folder that was left before its state was written."""
 
 
@@ -63,6 +64,10 @@ class RunFolder:
         return self.path / "workers"
 
     @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -94,10 +99,16 @@ class RunFolder:
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             lock.close()
             raise UsageError(
                 f"another `isles up` is running in {self.path}: stop it, or name another folder with --run-dir"
+            ) from error
+        except OSError as error:
+            lock.close()
+            raise UsageError(
+                f"the run folder {self.path} cannot be locked ({error.strerror}): name one on a file system that has "
+                "locks with --run-dir"
             ) from error
         self._lock = lock
         return self

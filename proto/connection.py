@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.clock import Clock
 from isles.proto.errors import MessageError, PayloadError, UnreachableError, refusal_error
-from isles.proto.messages import BlobRef, Hello, Message, pack, unpack
+from isles.proto.messages import BlobRef, Hello, Hint, Message, pack, unpack
 from isles.proto.transport.interface import ClientTransport
 
 _News = TypeVar("_News", Welcomed, Answered)
@@ -18,6 +19,18 @@ POLL_SECONDS_MAX: Final = 1.0
 """Longest single wait: an answer to a stop request comes within it."""
 
 
+@dataclass(slots=True)
+class Dropped:
+    """Messages that did not come through; whatever matters of them is repeated."""
+
+    unsent: int = 0
+    """Own ones that the transport did not take: no connection, or too much waits for it."""
+    unread: int = 0
+    """Arrivals that are no message of this protocol."""
+    hints: int = 0
+    """Hints that never came, by the gaps in their numbers."""
+
+
 class Connection:
     """Performs what the protocol core orders and hands its news on. Belongs to one thread; only `wake` does not."""
 
@@ -26,6 +39,8 @@ class Connection:
         self._transport = transport
         self._clock = clock
         self._news: list[News] = []
+        self._dropped = Dropped()
+        self._last_hint: Hint | None = None
 
     def start(self) -> None:
         """Says HELLO; also the way to read the state of the run anew."""
@@ -51,6 +66,7 @@ class Connection:
             try:
                 message = unpack(arrival.header)
             except MessageError:
+                self._dropped.unread += 1
                 continue  # a broker that is newer than we are may say things we need not know
             self._perform(self.client.handle(message, self._clock.now(), arrival.payload))
         if self._transport.denial is not None:
@@ -84,7 +100,7 @@ class Connection:
         deadline = self._clock.now() + timeout_seconds
         while (left := deadline - self._clock.now()) > 0:
             for news in self.poll(left):
-                raise_if_refused(news)
+                raise_if_refused(news, address)
                 if isinstance(news, FetchFailed) and news.blob.digest == blob.digest:
                     raise PayloadError(news.text)
                 if isinstance(news, Fetched) and news.blob.digest == blob.digest:
@@ -98,7 +114,7 @@ class Connection:
         deadline = self._clock.now() + timeout
         while (left := deadline - self._clock.now()) > 0:
             for news in self.poll(left):
-                raise_if_refused(news)
+                raise_if_refused(news, address)
                 if isinstance(news, kind) and (ask is None or getattr(news, "ask", None) is ask):
                     return news
         raise UnreachableError(
@@ -114,6 +130,15 @@ class Connection:
             if any(isinstance(news, Answered | Refused) for news in self.poll(left)):
                 return
 
+    def take_dropped(self) -> dict[str, int]:
+        """How many messages of which kind were dropped since the last call: fields of the event `messages.dropped`.
+
+        Empty if there were none.
+        """
+        dropped, self._dropped = self._dropped, Dropped()
+        counts = asdict(dropped)
+        return counts if any(counts.values()) else {}
+
     def wake(self) -> None:
         """Makes a `poll` under way return; callable from any thread."""
         self._transport.wake()
@@ -124,13 +149,20 @@ class Connection:
 
     def _perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Send):
-                self._transport.send(instruction.channel, pack(instruction.message), instruction.payload)
-            else:
+            if not isinstance(instruction, Send):
+                self._count_gap(instruction)
                 self._news.append(instruction)
+            elif not self._transport.send(instruction.channel, pack(instruction.message), instruction.payload):
+                self._dropped.unsent += 1
+
+    def _count_gap(self, news: News) -> None:
+        if isinstance(news, Hinted):
+            last, self._last_hint = self._last_hint, news.hint
+            if last is not None and last.broker_incarnation == news.hint.broker_incarnation:
+                self._dropped.hints += max(0, news.hint.seq - last.seq - 1)
 
 
-def raise_if_refused(news: News) -> None:
+def raise_if_refused(news: News, address: str) -> None:
     """Turns a refusal into the exception that ends a process."""
     if isinstance(news, Refused):
-        raise refusal_error(news.code)(f"the broker refused this process ({news.code}): {news.text}")
+        raise refusal_error(news.code)(f"the broker at {address} refused this process ({news.code}): {news.text}")

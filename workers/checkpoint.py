@@ -101,8 +101,13 @@ class _DamagedError(Exception):
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Replaces the folder's checkpoint; returns the path of its index. Raises OSError if the disk does not take it."""
+    """Replaces the folder's checkpoint; returns the path of its index.
+
+    Raises OSError if the disk does not take it, ConfigError if the one that is there is another learner's, run's or
+    model's: it stays.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_if_taken(folder / INDEX_NAME, checkpoint)
     tensors: dict[str, torch.Tensor] = {}
     for kind in ("theta", "anchor", "residual"):
         vectors: dict[int, torch.Tensor] = getattr(checkpoint, f"{kind}s")
@@ -132,6 +137,16 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             if old != tensors_path:
                 old.unlink(missing_ok=True)
     return path
+
+
+def _refuse_if_taken(path: Path, checkpoint: Checkpoint) -> None:
+    try:
+        index = _read_index(path)
+    except _DamagedError:
+        return  # nobody can use it any more
+    if index is not None:
+        digest = checkpoint.manifest_digest
+        _check_owner(path, index, learner=checkpoint.learner, run=checkpoint.run, manifest_digest=digest)
 
 
 _COPIED: Final = (
@@ -196,6 +211,15 @@ def read_checkpoint(folder: Path, *, learner: str, run: str, manifest_digest: st
     except _DamagedError as error:
         log.warning("checkpoint.damaged", learner=learner, path=str(path), text=f"{error}: going on without it")
         return None
+
+
+def run_of(folder: Path) -> str:
+    """The run that the folder's checkpoint is of; empty if there is none that can be read."""
+    try:
+        index = _read_index(folder / INDEX_NAME)
+    except _DamagedError:
+        return ""
+    return "" if index is None else index.run
 
 
 def origin_of(folder: Path) -> tuple[str, str]:

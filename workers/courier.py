@@ -5,34 +5,32 @@
     mailbox.take()            <-            answers, cues, built versions                <-   hints, VERSION, chunks
     submit(Forget, Want, ...) ->            PROGRESS each heartbeat, heads every few seconds ->
 
-A broker that is away, a slow link or a dead outer keep this thread busy and nobody else.
+A broker that is away, a slow link or a dead outer keep this thread busy and nobody else. What takes long, encoding and
+decoding, is done by a third thread while this one keeps the line: a heartbeat waits for no model, however large.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
-import torch
-
-from isles.proto.agreement import CodecName, SyncSettings
+from isles.proto.agreement import SyncSettings
 from isles.proto.client import Answered, Hinted, Refused, Welcomed
 from isles.proto.clock import Clock
-from isles.proto.codec.torch_codec import decode, encode_with_stats
+from isles.proto.codec.torch_codec import decode
 from isles.proto.connection import Connection, News
 from isles.proto.errors import IslesError, NonFiniteError, RangeError, RefusedError, refusal_error
 from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
-from isles.proto.manifest import codecs_of
 from isles.proto.messages import (
     Accepted,
     Alive,
     AskHeads,
-    BlobRef,
     Contribution,
     Done,
     Error,
@@ -51,12 +49,14 @@ from isles.proto.messages import (
     ShardsLeased,
     Welcome,
 )
-from isles.workers.account import Account
+from isles.workers.encoding import Encode, encode_account
 from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival, Mailbox
-from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, VersionArrived
 from isles.workers.session import NOT_FINITE
 from isles.workers.versions import Built, Held, VersionBuilder
+
+_Result = TypeVar("_Result")
 
 REFRESH_SECONDS: Final = 5.0
 """Between two looks at all heads: a lost hint costs at most so much latency."""
@@ -64,22 +64,13 @@ LOST_SECONDS: Final = 5.0
 """Silence after which the broker is said to be away: several heartbeats, and more than one large chunk takes."""
 OFFER_AGAIN_SECONDS: Final = 5.0
 """Wait before a contribution is offered anew that the broker could not take through its own fault."""
+OFFERS_MAX: Final = 24
+"""How often in a row a contribution may fail so: after two minutes somebody has to look at the broker."""
 STOP_SECONDS: Final = 10.0
 """Longest wait for the thread's end: encoding the largest fragment is shorter."""
 
 OFFER_AGAIN_CODES: Final = frozenset({"damaged", "internal", "not-initialised", "not-found", "unknown-session"})
 """Errors about an offer that the offer did not cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """Make the payload of this account and offer it."""
-
-    take: TakeAccount
-    account: Account[torch.Tensor]
-    """A snapshot."""
-    theta: torch.Tensor
-    """A copy of the live parameters, [num_values] float32 on the host; given back when the payload is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +120,12 @@ class Courier:
         progress: Callable[[], Progress],
         clock: Clock,
         log: Logger,
+        worker: Executor | None = None,
     ) -> None:
-        """`held`, `payloads` and `shards` are what is there at the beginning: from a checkpoint, and from WELCOME."""
+        """`held`, `payloads` and `shards` are what is there at the beginning: from a checkpoint, and from WELCOME.
+
+        `worker` does all heavy work; without it there is one thread for it.
+        """
         self.mailbox = Mailbox()
         self.shards: Mapping[int, int] = dict(shards)
         """The leased data shards with their cursors; replaced as a whole."""
@@ -145,12 +140,17 @@ class Courier:
         self._clock = clock
         self._log = log
         self._orders: SimpleQueue[Order] = SimpleQueue()
-        self._versions = VersionBuilder(connection, flat.num_values, log, held)
+        self._arrived: deque[News] = deque()
+        """News that wait for their turn."""
+        self._worker = worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"courier-{learner}-work")
+        self._versions = VersionBuilder(connection, flat.num_values, log, held, work=self._work)
         self._num_shards_wanted = 0
         self._returning: dict[int, int] = {}
         """Data shards that the broker has not taken back yet, with their cursors."""
         self._settled: dict[int, ContributionId] = {}
         self._offer_again: dict[ContributionId, tuple[float, Offer]] = {}
+        self._num_failed: dict[ContributionId, int] = {}
+        """Offers in a row that the broker spoiled."""
         self._next_beat = self._next_refresh = clock.now()
         self._last_seq: int | None = None
         self._lost_at: float | None = None
@@ -186,17 +186,31 @@ class Courier:
             while not self._is_stopping:
                 self._do_orders()
                 self._keep_time()
-                arrived = self._connection.poll(self._seconds_until_due())
+                self._arrived += self._connection.poll(self._seconds_until_due())
                 self._watch_broker(self._clock.now())
-                for news in arrived:
-                    self._handle(news)
+                for _ in range(len(self._arrived)):
+                    self._handle(self._arrived.popleft())
         except IslesError as error:
             self.mailbox.fail(error)
         except BaseException:
             self.mailbox.fail(IslesError("the courier thread of this worker died, its traceback stands above"))
             raise
         finally:
+            self._worker.shutdown(wait=True, cancel_futures=True)
             self._connection.close()
+
+    def _work(self, call: Callable[[], _Result]) -> _Result:
+        """Has something heavy done beside this thread, which beats and hears meanwhile, and returns what came of it.
+
+        News wait until then, so everything is still handled in order. They stay few: no more bytes come than were
+        ordered.
+        """
+        done = self._worker.submit(call)
+        done.add_done_callback(lambda _: self._connection.wake())
+        while not done.done():
+            self._beat()
+            self._arrived += self._connection.poll(max(0.0, self._next_beat - self._clock.now()))
+        return done.result()
 
     def _do_orders(self) -> None:
         while True:
@@ -222,39 +236,20 @@ class Courier:
     # ---------------------------------------------------------------------------------------------------- contributing
 
     def _encode(self, order: Encode) -> None:
-        take = order.take
-        unmerged = order.account.contribution(order.theta)
+        named = order.take.id
         try:
-            encoded = encode_with_stats(self._codec_up(take.fragment), unmerged)
+            encoded = self._work(lambda: encode_account(order, self._flat, self._sync))
         except NonFiniteError as error:
-            self.mailbox.post(PayloadFailed(take.id, f"{NOT_FINITE}: {error}", is_not_finite=True))
+            self.mailbox.post(PayloadFailed(named, f"{NOT_FINITE}: {error}", is_not_finite=True))
             return
         except RangeError as error:
-            self.mailbox.post(PayloadFailed(take.id, str(error), is_not_finite=False))
+            self.mailbox.post(PayloadFailed(named, str(error), is_not_finite=False))
             return
-        if not encoded.is_zero:
-            self.payloads[take.id] = encoded.payload
-        self.mailbox.post(PayloadEncoded(take.id, encoded.is_zero))
-        if not encoded.is_zero:
-            self._offer(self._contribution(take, unmerged, encoded.payload), encoded.payload)
-
-    def _codec_up(self, fragment: int) -> CodecName:
-        return codecs_of(self._flat.fragments[fragment], self._sync).up
-
-    def _contribution(self, take: TakeAccount, unmerged: torch.Tensor, payload: bytes) -> Contribution:
-        bounds = self._flat.bounds(take.fragment)
-        norms = [torch.linalg.vector_norm(unmerged[start:stop], dtype=torch.float64) for start, stop in bounds]
-        return Contribution(
-            id=take.id,
-            base_version=take.base_version,
-            blob=BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload)),
-            codec=self._codec_up(take.fragment),
-            tokens=take.tokens,
-            steps=take.steps,
-            seconds=take.seconds,
-            norms=tuple(torch.stack(norms).tolist()),
-            cursor=dict(take.cursor),
-        )
+        if encoded is not None:
+            self.payloads[named] = encoded.payload
+        self.mailbox.post(PayloadEncoded(named, is_zero=encoded is None))
+        if encoded is not None:
+            self._offer(encoded.contribution, encoded.payload)
 
     def _offer(self, contribution: Contribution, payload: bytes) -> None:
         self._report()  # before the offer, so that no broker merges tokens that it never heard of
@@ -272,6 +267,7 @@ class Courier:
     def _forget(self, closed: ContributionId) -> None:
         self.payloads.pop(closed, None)
         self._offer_again.pop(closed, None)
+        self._num_failed.pop(closed, None)
         self._connection.client.forget(lambda ask: isinstance(ask, Offer) and ask.contribution.id == closed)
 
     # ------------------------------------------------------------------------------------------------------------ news
@@ -296,7 +292,8 @@ class Courier:
             self._settled[built.fragment] = row.id
             payload = self.payloads.get(row.id)
             if row.state == "merged" and payload is not None:
-                decoded = decode(payload, num_values=self._flat.num_values[built.fragment])
+                num_values = self._flat.num_values[built.fragment]
+                decoded = self._work(lambda: decode(payload, num_values=num_values))
         event = VersionArrived(built.fragment, built.held.version, row, built.tokens_total)
         self.mailbox.arrive(Arrival(event, built.held.values, decoded))
 
@@ -328,21 +325,29 @@ class Courier:
                     shard: cursor for shard, cursor in self._returning.items() if ask.returned.get(shard) != cursor
                 }
                 self._take_shards(reply.shards)
-            case Progress(), Alive() if self._sync.has_dynamic_interval:
-                self.mailbox.tell_pace(PaceTold(reply.typical_step_seconds, ask.step_seconds))
+            case Progress(), Alive():
+                self._take_alive(ask, reply)
             case Leave(), Done():
                 self._is_stopping = True
             case _, Error():
                 self._log.warning("message.refused", code=reply.code, text=reply.text)
 
+    def _take_alive(self, said: Progress, alive: Alive) -> None:
+        if self._sync.has_dynamic_interval:
+            self.mailbox.tell_pace(PaceTold(alive.typical_step_seconds, said.step_seconds))
+        if alive.has_lost_shards and self._num_shards_wanted and not self._connection.client.is_asking(Shards):
+            self._ask_shards()
+
     def _take_offer_error(self, offer: Offer, error: Error) -> None:
-        if error.code not in OFFER_AGAIN_CODES:
+        named = offer.contribution.id
+        num_failed = self._num_failed[named] = self._num_failed.get(named, 0) + 1
+        if error.code not in OFFER_AGAIN_CODES or num_failed >= OFFERS_MAX:
+            times = f", {num_failed} times in a row" if num_failed > 1 else ""
             raise RefusedError(
-                f"the broker at {self._address} cannot take contribution {offer.contribution.id} ({error.code}): "
-                f"{error.text}"
+                f"the broker at {self._address} cannot take contribution {named} ({error.code}{times}): {error.text}"
             )
         self._log.warning("message.refused", code=error.code, text=error.text)
-        self._offer_again[offer.contribution.id] = (self._clock.now() + OFFER_AGAIN_SECONDS, offer)
+        self._offer_again[named] = (self._clock.now() + OFFER_AGAIN_SECONDS, offer)
 
     def _take_welcome(self, welcome: Welcome) -> None:
         """A broker that was away is back; what is unanswered repeats itself."""
@@ -386,7 +391,7 @@ class Courier:
     # ------------------------------------------------------------------------------------------------------------ time
 
     def _seconds_until_due(self) -> float:
-        if not self._orders.empty():
+        if self._arrived or not self._orders.empty():
             return 0.0
         due = min([self._next_beat, self._next_refresh, *(at for at, _ in self._offer_again.values())])
         return max(0.0, due - self._clock.now())
@@ -396,13 +401,18 @@ class Courier:
         self._connection.client.forget(lambda ask: isinstance(ask, Progress))
         self._connection.ask(self._progress())
 
-    def _keep_time(self) -> None:
+    def _beat(self) -> None:
         now = self._clock.now()
         if now >= self._next_beat:
             self._next_beat = now + self._connection.client.limits.heartbeat_seconds
             self._report()
+
+    def _keep_time(self) -> None:
+        self._beat()
+        now = self._clock.now()
         if now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
+            self._tell_dropped()
             if not self._connection.client.is_asking(AskHeads):
                 self._connection.ask(AskHeads())
             if len(self.shards) < self._num_shards_wanted and not self._connection.client.is_asking(Shards):
@@ -411,6 +421,11 @@ class Courier:
             if now >= at:
                 del self._offer_again[named]
                 self._connection.ask(offer, self.payloads[named])
+
+    def _tell_dropped(self) -> None:
+        """Not while the broker is away, when nothing else is to be expected."""
+        if self._lost_at is None and (dropped := self._connection.take_dropped()):
+            self._log.info("messages.dropped", **dropped)
 
     def _watch_broker(self, now: float) -> None:
         """Says once that the broker is away, and once that it is back.

@@ -25,6 +25,9 @@ from isles.workers.description import ModelTensors, describe
 from isles.workers.joining import NewRun, offer_first_version
 from isles.workers.record import make_task, shared_task_settings
 
+WELCOME_SECONDS: Final = 30.0
+"""Longest wait for the answer to HELLO: however long a broker may take for a model, it is not slow here."""
+
 TYPES: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -41,7 +44,8 @@ def start_run(
     what a person can mend, ManifestMismatchError for weights of another model, RefusedError if the broker has a run,
     UnreachableError if it does not answer in time.
     """
-    if connection.wait_for_welcome(timeout_seconds, address=address).welcome.run_record is not None:
+    welcome_seconds = min(WELCOME_SECONDS, timeout_seconds)
+    if connection.wait_for_welcome(welcome_seconds, address=address).welcome.run_record is not None:
         raise RefusedError(f"the broker at {address} has a run already: a run is started once, give it an empty store")
     run = config.section("run", RunSettings)
     task = make_task(None, run.task, config.sections["task"].model_dump())

@@ -91,7 +91,9 @@ class Joiner:
         should_stop: Callable[[], bool],
         clock: Clock,
         log: Logger,
+        resumes: str = "",
     ) -> None:
+        """`resumes` is the run that this learner's checkpoint is of: it starts no other, and not that one anew."""
         self._connection = connection
         self._tensors = tensors
         self._new_run = new_run
@@ -101,6 +103,7 @@ class Joiner:
         self._should_stop = should_stop
         self._clock = clock
         self._log = log
+        self._resumes = resumes
         self._session = ""
 
     def join(self) -> Joined:
@@ -121,6 +124,12 @@ class Joiner:
 
     def _join(self) -> Joined:
         welcome, fault = self._say_hello(), ""
+        if welcome.run_record is None and self._resumes:
+            raise RefusedError(
+                f"the broker at {self._address} has no run, but this learner's checkpoint is of the run "
+                f"{self._resumes}: its store was emptied, or this is another broker; give it the old store, or start "
+                "all workers anew with empty checkpoint folders"
+            )
         for _ in range(FIRST_VERSION_TRIES_MAX):
             if welcome.run_record is None and self._new_run is not None:
                 fault = offer_first_version(self._tensors, self._new_run, self._ask)
@@ -190,7 +199,7 @@ class Joiner:
             if self._should_stop():
                 raise UnreachableError(f"stopped before the broker at {self._address} had let this worker in")
             for news in self._connection.poll(min(left, SLICE_SECONDS)):
-                raise_if_refused(news)
+                raise_if_refused(news, self._address)
                 if is_wanted(news):
                     return news
         return None

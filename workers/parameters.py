@@ -224,7 +224,7 @@ class ParameterFetcher:
         self._connection.fetch(blob, bytes_max=payload_bytes_max(num_values))
         while (left := deadline - self._clock.now()) > 0 and not self._should_stop():
             for news in self._connection.poll(left):
-                raise_if_refused(news)
+                raise_if_refused(news, self._address)
                 if isinstance(news, FetchFailed) and news.blob.digest == blob.digest:
                     raise PayloadError(news.text)
                 if isinstance(news, Fetched) and news.blob.digest == blob.digest:

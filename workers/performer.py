@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
 from isles.workers.account import Account, Add, Change
 from isles.workers.checkpoint import Checkpoint
-from isles.workers.courier import Courier, Encode, Forget, Want
+from isles.workers.courier import Courier, Forget, Want
 from isles.workers.description import BufferSlot
+from isles.workers.encoding import Encode
 from isles.workers.flat import FlatModel
 from isles.workers.mailbox import Arrival
 from isles.workers.orders import (
@@ -42,6 +43,10 @@ AWAIT_SECONDS: Final = 120.0
 """Longest wait of a deterministic run for the version it has to apply: a round takes far less, a stuck one for ever."""
 
 
+SLICE_SECONDS: Final = 0.2
+"""Longest wait without a look at whether to stop."""
+
+
 class Performer:
     """Brings facts from the courier to the session, and its orders to the model. Belongs to the training thread."""
 
@@ -52,14 +57,16 @@ class Performer:
         optimizer: Optimizer,
         buffers: Mapping[str, BufferSlot],
         *,
+        should_stop: Callable[[], bool],
         clock: Clock,
         log: Logger,
     ) -> None:
-        """`buffers` are all those of the model's state, by name; checkpoints have them."""
+        """`buffers` are all those of the model's state, by name; checkpoints have them. `should_stop` ends waits."""
         self._session = session
         self._flat = flat
         self._optimizer = optimizer
         self._buffers = buffers
+        self._should_stop = should_stop
         self._clock = clock
         self._log = log
         self._accounts: dict[int, Account[torch.Tensor]] = {}
@@ -108,19 +115,24 @@ class Performer:
         self.perform(self._session.handle(event, self._clock.now()))
 
     def wait_if_told(self) -> None:
-        """A deterministic run applies each version at its own step, and waits for it there."""
+        """A deterministic run applies each version at its own step, and waits for it there, unless it is to stop."""
         deadline = self._clock.now() + AWAIT_SECONDS
-        while self._awaited:
+        while self._awaited and not self._should_stop():
             self._wait(deadline, f"the version with this learner's contribution to fragment {min(self._awaited)}")
             self.take_mail()
             self._awaited.clear()
             self.tell(Boundary())
 
     def _wait(self, deadline: float, what: str) -> None:
-        if not self.courier.mailbox.wait(deadline - self._clock.now()):
+        """Returns when there is mail, or a stop was requested. Raises UnreachableError after the deadline."""
+        while not self.courier.mailbox.wait(min(SLICE_SECONDS, deadline - self._clock.now())):
+            if self._clock.now() < deadline:
+                if self._should_stop():
+                    return
+                continue
             raise UnreachableError(
-                f"{what} did not come within {AWAIT_SECONDS:g} s, and a deterministic run has to wait for it: are "
-                "broker and outer running?"
+                f"{what} did not come within {AWAIT_SECONDS:g} s, and there is no way on without it: are broker and "
+                "outer running?"
             )
 
     # ---------------------------------------------------------------------------------------------------------- orders
@@ -212,13 +224,16 @@ class Performer:
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
-    def cut(self, learner: str, incarnation: str, run: str, manifest_digest: str, tokens: int) -> Checkpoint | None:
+    def cut(
+        self, learner: str, incarnation: str, run: str, manifest_digest: str, tokens: int, *, is_last: bool = False
+    ) -> Checkpoint | None:
         """Copies everything at this boundary; None while a payload is still being encoded: try at the next one.
 
-        Nothing new is contributed in between, so that will be soon. A deterministic run waits instead.
+        Nothing new is contributed in between, so that will be soon. The last cut waits instead, and those of a
+        deterministic run.
         """
         deadline = self._clock.now() + AWAIT_SECONDS
-        while self._lent_buffers and self._session.sync.is_deterministic:
+        while self._lent_buffers and (is_last or self._session.sync.is_deterministic):
             self._wait(deadline, "a payload of this worker's courier")
             self.take_mail()
         self._session.is_holding_back = bool(self._lent_buffers)

@@ -10,10 +10,10 @@ followed by an ask for the other one at the next occasion.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from isles.proto.logs import Logger
 from isles.proto.messages import AskVersion, BlobRef, Row, VersionReply
 from isles.workers.parameters import parameters_digest, payload_bytes_max
 
+_Result = TypeVar("_Result")
+
 FETCHES_AHEAD: Final = 2
 """Blobs of one fragment that are fetched or wait at once: one is decoded while the next is on its way, and what a
 long chain takes in memory does not grow with it."""
@@ -32,6 +34,18 @@ long chain takes in memory does not grow with it."""
 FETCH_BYTES_MAX: Final = 256 << 20
 """Payload bytes of all fragments that are fetched or wait at once, unless those of one fragment are more: what joining
 takes in memory beside the model does not grow with it, and a fast link is still busy."""
+
+
+class Work(Protocol):
+    """Does something heavy, on whichever thread, and returns what came of it."""
+
+    def __call__(self, call: Callable[[], _Result], /) -> _Result:
+        """Returns when it is done. Raises what `call` raises."""
+
+
+def do_here(call: Callable[[], _Result], /) -> _Result:
+    """Does it at once, on the caller's thread."""
+    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +109,18 @@ class VersionBuilder:
     """Asks for versions, fetches what they are made of, and builds them. Belongs to the connection's thread."""
 
     def __init__(
-        self, connection: Connection, num_values: Sequence[int], log: Logger, held: Mapping[int, Held]
+        self,
+        connection: Connection,
+        num_values: Sequence[int],
+        log: Logger,
+        held: Mapping[int, Held],
+        *,
+        work: Work = do_here,
     ) -> None:
-        """`num_values` per fragment, `held`: fragment -> what is there already."""
+        """`num_values` per fragment, `held`: fragment -> what is there already; `work` decodes and adds."""
         self._connection = connection
         self._log = log
+        self._work = work
         self._tracks = [_Track(fragment, count, held.get(fragment)) for fragment, count in enumerate(num_values)]
         self._waiting: deque[tuple[_Track, _Way]] = deque()
         """Ways that nothing is fetched for yet."""
@@ -204,17 +225,18 @@ class VersionBuilder:
         way.parts[blob.digest] = data
         try:
             while way.blobs and way.blobs[0].digest in way.parts:
-                self._take_in(track, way)
+                self._work(lambda: self._take_in(track, way))
             if way.blobs:
                 self._fetch_ahead(track, way)
                 return []
-            assert way.values is not None
-            _check(way.values, track.fragment, way.reply.head.version, way.reply.head.parameters_sha256)
+            values, head = way.values, way.reply.head
+            assert values is not None
+            self._work(lambda: _check(values, track.fragment, head.version, head.parameters_sha256))
         except PayloadError as error:
             self._give_up(track, blob.digest, str(error))
             return []
         track.needs_checkpoint = False
-        track.held = Held(way.reply.head.version, way.values)
+        track.held = Held(head.version, values)
         return self._finish(track, track.held, way.reply)
 
     @staticmethod

@@ -140,7 +140,7 @@ class Crowd:
         for member in woken.values():
             self._beat(member, now)
             for news in member.connection.poll(0.0):
-                raise_if_refused(news)
+                raise_if_refused(news, self.address)
                 yield member, news
 
     def _receive(self, member: Member, channel: Channel, socket: zmq.Socket[bytes]) -> bool:

@@ -24,11 +24,15 @@ class StoreLock:
             raise store_error(text, error, folder) from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self.release()
             raise StoreLockedError(
                 f"another broker is using the store folder {folder}: stop it, or give this one a folder of its own"
             ) from error
+        except OSError as error:
+            self.release()
+            text = f"the store folder {folder} cannot be locked ({error}): put it on a file system that has locks"
+            raise store_error(text, error, folder) from error
 
     def release(self) -> None:
         """Gives the folder back; idempotent."""

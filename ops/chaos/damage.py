@@ -44,7 +44,7 @@ def corrupt_blob(store: Path, chance: Chance, spared: Sequence[str] = ()) -> tup
             file.seek(position)
             file.write(bytes([byte[0] ^ 1]))
     except (OSError, IndexError, ValueError) as error:
-        raise UsageError(f"blob {name[:12]} was gone before it could be damaged") from error
+        raise UsageError(f"blob {name[:12]} was gone before it could be damaged ({error})") from error
     return name, position
 
 

@@ -107,11 +107,18 @@ class World:
     def __init__(self, folder: Path, sync: SyncSettings = SYNC) -> None:
         self.folder = folder
         self.sync = sync
+        self.lease_seconds = 10.0
+        """Of learners, under the next broker that is started."""
         self.transport = MemoryBroker()
         self._threads: dict[str, tuple[threading.Thread, threading.Event]] = {}
 
     def start_broker(self) -> None:
-        settings = BrokerSettings(store=self.folder, heartbeat_seconds=0.05, tick_seconds=0.05)
+        settings = BrokerSettings(
+            store=self.folder,
+            heartbeat_seconds=0.05,
+            tick_seconds=0.05,
+            learner_lease_seconds=self.lease_seconds,
+        )
         broker = Broker(settings, self.transport, Store.open(self.folder), SystemClock(), SilentLogger())
         self._start("broker", broker.run)
 

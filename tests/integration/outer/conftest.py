@@ -243,10 +243,13 @@ class World:
     def outside(self, role: Role, name: str, incarnation: str) -> Outside:
         return Outside(self, role, name, incarnation)
 
-    def outer(self, name: str, clock: ManualClock | None = None, **settings: Any) -> tuple[Outer, ListLogger, HeldJobs]:
+    def outer(
+        self, name: str, clock: ManualClock | None = None, *, incarnation: str = "", **settings: Any
+    ) -> tuple[Outer, ListLogger, HeldJobs]:
         """An outer that takes part from now on."""
         logger, jobs = ListLogger(), HeldJobs()
-        hello = Hello(role="outer", id=name, incarnation=hashlib.sha256(name.encode()).hexdigest()[:16])
+        incarnation = incarnation or hashlib.sha256(name.encode()).hexdigest()[:16]
+        hello = Hello(role="outer", id=name, incarnation=incarnation)
         connection = Connection(hello, self.transport.connect(), clock or self.clock)
         outer = Outer(OuterSettings(id=name, **settings), connection, logger, clock or self.clock, jobs)
         outer.start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import socket
 from pathlib import Path
 
@@ -17,6 +20,17 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         assert folder.is_locked()
         with pytest.raises(UsageError, match="another `isles up` is running"):
             RunFolder(folder.path).__enter__()
+
+
+def test_a_folder_that_cannot_be_locked_is_not_blamed_on_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match=r"cannot be locked \(No locks available\): name one on a file system"):
+        RunFolder(tmp_path / "run").__enter__()
 
 
 def test_a_folder_is_free_again_after_its_process(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from isles.proto.messages import (
     pack,
     unpack,
 )
-from isles.proto.transport.memory import MemoryBroker
+from isles.proto.transport.memory import MemoryBroker, MemoryClient
 
 HELLO = Hello(role="operator", id="me", incarnation="ab" * 8)
 WELCOME = Welcome(new_session="cd" * 8, protocol=(1, 0), broker_incarnation="ee" * 8, seq=0, limits=Limits())
@@ -88,3 +88,35 @@ def test_a_fence_is_raised_as_what_it_is() -> None:
     connection.wait_for_welcome(1.0, address="here")
     with pytest.raises(FencedError):
         connection.ask_and_wait(AskHeads(), 1.0, address="here")
+
+
+class Forgetful(MemoryBroker):
+    """Takes nothing from its clients for as long as it is told so."""
+
+    is_full = False
+
+    def connect(self, key: str = "") -> MemoryClient:
+        client, broker = super().connect(key), self
+        send = client.send
+        client.send = lambda *message: not broker.is_full and send(*message)  # type: ignore[method-assign]
+        return client
+
+
+def test_whatever_is_dropped_on_either_way_is_counted_once_and_repeated() -> None:
+    broker, clock = Forgetful(), ManualClock()
+    connection = Connection(HELLO, broker.connect(), clock)
+    broker.is_full = True
+    connection.start()
+    assert connection.take_dropped() == {"unsent": 1, "unread": 0, "hints": 0}
+    broker.is_full = False
+    clock.advance(9.0)
+    connection.poll(0.0)
+    assert [type(unpack(arrival.header)) for arrival in broker.poll(0.0)] == [Hello]
+    assert connection.take_dropped() == {}
+
+    broker.send(Channel.CONTROL, b"1", b"\xc1garbage")
+    for incarnation, seq in (("ee", 7), ("ee", 8), ("ee", 12), ("ee", 12), ("dd", 900), ("dd", 901), ("dd", 903)):
+        broker.publish(pack(Hint(broker_incarnation=incarnation * 8, seq=seq, kind="beat")))
+    connection.poll(0.0)
+    assert connection.take_dropped() == {"unsent": 0, "unread": 1, "hints": 4}
+    assert connection.take_dropped() == {}

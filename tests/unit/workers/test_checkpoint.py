@@ -217,3 +217,25 @@ def test_a_write_in_the_background_says_where_and_how_long(tmp_path: Path) -> No
     (record,) = log.records
     assert record[1] == "checkpoint.written"
     assert read(tmp_path) is not None
+
+
+@pytest.mark.parametrize("changes", [{"learner": "us-1"}, {"run": "other"}, {"manifest_digest": "e" * 64}])
+def test_two_checkpoints_of_one_step_share_no_file_and_none_of_somebody_else_is_replaced(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    write_checkpoint(tmp_path, make_checkpoint())
+    (first,) = tmp_path.glob("*.safetensors")
+    write_checkpoint(tmp_path, make_checkpoint(incarnation="cccccccc"))
+    (second,) = tmp_path.glob("*.safetensors")
+    assert first != second, "a crash between two writes must leave one of them whole"
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="give it another checkpoint folder"):
+        write_checkpoint(tmp_path, make_checkpoint(**changes))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_checkpoint_of_somebody_else_may_be_replaced_since_nobody_can_use_it(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, make_checkpoint(learner="us-1"))
+    path.write_bytes(path.read_bytes()[:-9])
+    write_checkpoint(tmp_path, make_checkpoint())
+    assert read(tmp_path) is not None

@@ -275,3 +275,21 @@ def test_a_fragment_over_the_limit_is_fetched_alone_and_a_failure_makes_way(monk
     assert connection.fetched == [blob_of(histories[0].updates[1])]
     builder.handle(FetchFailed(connection.fetched[0], "gone"))
     assert connection.fetched[1:] == [blob_of(histories[1].updates[1])]
+
+
+def test_whoever_joins_has_a_version_after_one_way_however_fast_the_head_moves_on() -> None:
+    history = History()
+    builder, connection, _ = make()
+    builder.want(0)
+    answer(builder, connection, history.reply(2, None, snapshot=0))
+    found: list[Built] = []
+    for payload in (encode("fp32", history.values[0]), history.updates[1], history.updates[2]):
+        builder.want(0)  # with every blob that arrives there is a newer version
+        found += deliver(builder, payload)
+    assert [built.held.version for built in found] == [2]
+    assert connection.asked[-1].base_version == 2, "and goes on from there, not from the beginning"
+    answer(builder, connection, history.reply(5, 2))
+    for payload in history.updates[3:]:
+        builder.want(0)
+        found += deliver(builder, payload)
+    assert [built.held.version for built in found] == [2, 5]

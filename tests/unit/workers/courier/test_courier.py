@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
-from isles.proto.client import Answered, Client, Hinted, Refused
+from isles.proto.client import Refused
 from isles.proto.client import Welcomed as ClientWelcomed
 from isles.proto.clock import ManualClock
 from isles.proto.codec.torch_codec import decode, encode
 from isles.proto.connection import Connection
 from isles.proto.errors import FencedError, IslesError, RefusedError
 from isles.proto.ids import ContributionId
-from isles.proto.logs import ListLogger
-from isles.proto.manifest import Manifest
 from isles.proto.messages import (
     Accepted,
     Alive,
@@ -30,10 +27,8 @@ from isles.proto.messages import (
     Head,
     Heads,
     Hello,
-    Hint,
     Leave,
     Limits,
-    Message,
     Offer,
     Progress,
     Rejected,
@@ -45,112 +40,18 @@ from isles.proto.messages import (
     Welcome,
 )
 from isles.proto.transport.memory import MemoryBroker
-from isles.workers.account import Account
-from isles.workers.courier import Courier, Encode, Forget, RequestShards, SayGoodbye, Want
-from isles.workers.description import describe
-from isles.workers.flat import FlatModel
-from isles.workers.mailbox import Arrival, Mailbox
-from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, TakeAccount, VersionArrived
+from isles.workers.courier import Forget, RequestShards, SayGoodbye, Want
+from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, VersionArrived
 from isles.workers.parameters import parameters_digest
-from isles.workers.versions import Held
 
 ID = ContributionId("us-0", 0, "aaaaaaaa", 1)
 SYNC = SyncSettings(num_fragments=2, codec_up="int8", codec_down="int8")
 
 
-class FakeConnection:
-    """Remembers asks; news are put in by the test."""
-
-    def __init__(self) -> None:
-        self.client = Client(Hello(role="worker", id="us-0", incarnation="aaaaaaaa", run="toy"))
-        self.asked: list[Message] = []
-        self.payloads: list[bytes | None] = []
-        self.num_wakes = 0
-        self.is_closed = False
-
-    def ask(self, message: Message, payload: bytes | None = None) -> None:
-        self.asked.append(message)
-        self.payloads.append(payload)
-
-    def take(self, kind: type[Message]) -> list[Any]:
-        """The asks of a kind since the last look."""
-        found = [message for message in self.asked if isinstance(message, kind)]
-        self.asked = [message for message in self.asked if not isinstance(message, kind)]
-        return found
-
-    def wake(self) -> None:
-        self.num_wakes += 1
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Desk:
-    """A courier whose thread does not run: the test takes its turns."""
-
-    def __init__(
-        self, payloads: dict[ContributionId, bytes] | None = None, connection: Any = None, sync: SyncSettings = SYNC
-    ) -> None:
-        self.connection = connection or FakeConnection()
-        self.clock = ManualClock()
-        self.log = ListLogger()
-        model = nn.Linear(40, 5)
-        tensors = describe(model)
-        self.flat = FlatModel(tensors, Manifest.build(tensors.specs, tensors.aliases, 2))
-        zeros = {fragment: Held(3, torch.zeros(count)) for fragment, count in enumerate(self.flat.num_values)}
-        self.courier = Courier(
-            self.connection,
-            sync,
-            self.flat,
-            learner="us-0",
-            address="memory",
-            held=zeros,
-            payloads=payloads or {},
-            shards={},
-            progress=lambda: Progress(steps=7),
-            clock=self.clock,
-            log=self.log,
-        )
-
-    def submit(self, order: Any) -> None:
-        self.courier.submit(order)
-        self.courier._do_orders()
-
-    def answer(self, ask: Message, reply: Message) -> None:
-        self.courier._handle(Answered(ask, reply))
-
-    def hint(self, kind: str, seq: int = 1, **fields: Any) -> None:
-        hint = Hint.model_validate({"broker_incarnation": "bbbbbbbb", "seq": seq, "kind": kind, **fields})
-        self.courier._handle(Hinted(hint))
-
-    def pass_time(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.courier._keep_time()
-
-    def wanted(self) -> list[int]:
-        """Fragments whose version was asked for since the last look; each is answered: nothing new."""
-        asks = self.connection.take(AskVersion)
-        for ask in asks:
-            values = torch.zeros(self.flat.num_values[ask.fragment])
-            head = VersionInfo(fragment=ask.fragment, version=3, parameters_sha256=parameters_digest(values))
-            self.answer(ask, VersionReply(head=head))
-        return [ask.fragment for ask in asks]
-
-    def encode(self, theta: torch.Tensor, fragment: int = 0) -> None:
-        take = TakeAccount(fragment, ID._replace(fragment=fragment), 3, 30, 3, 1.5, {4: 9})
-        account = Account(torch.zeros(self.flat.num_values[fragment]))
-        self.submit(Encode(take, account, theta))
-
-
-@pytest.fixture
-def desk() -> Desk:
-    return Desk()
-
-
 # ------------------------------------------------------------------------------------------------------ contributing
 
 
-def test_an_account_is_encoded_and_offered_with_its_books_and_the_norms_before_quantisation(desk: Desk) -> None:
+def test_an_account_is_encoded_and_offered_with_its_books_and_the_norms_before_quantisation(desk: Any) -> None:
     theta = torch.randn(desk.flat.num_values[0])
     desk.encode(theta)
     assert desk.courier.mailbox.take()[0] == [PayloadEncoded(ID)]
@@ -168,7 +69,7 @@ def test_an_account_is_encoded_and_offered_with_its_books_and_the_norms_before_q
     torch.testing.assert_close(decode(payload, num_values=theta.numel()), -theta, atol=0.02, rtol=0)
 
 
-def test_zeros_are_not_offered(desk: Desk) -> None:
+def test_zeros_are_not_offered(desk: Any) -> None:
     desk.encode(torch.zeros(desk.flat.num_values[0]))
     assert desk.courier.mailbox.take()[0] == [PayloadEncoded(ID, is_zero=True)]
     assert desk.connection.take(Offer) == []
@@ -176,7 +77,7 @@ def test_zeros_are_not_offered(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_never_offered(desk: Desk, value: float) -> None:
+def test_what_is_not_finite_is_never_offered(desk: Any, value: float) -> None:
     theta = torch.zeros(desk.flat.num_values[0])
     theta[1] = value
     desk.encode(theta)
@@ -187,7 +88,7 @@ def test_what_is_not_finite_is_never_offered(desk: Desk, value: float) -> None:
     assert desk.connection.take(Offer) == []
 
 
-def test_answers_go_to_the_session_and_all_but_accepted_ask_for_the_version(desk: Desk) -> None:
+def test_answers_go_to_the_session_and_all_but_accepted_ask_for_the_version(desk: Any) -> None:
     desk.encode(torch.ones(desk.flat.num_values[0]))
     desk.courier.mailbox.take()
     (offer,) = desk.connection.take(Offer)
@@ -198,7 +99,7 @@ def test_answers_go_to_the_session_and_all_but_accepted_ask_for_the_version(desk
         desk.courier.mailbox.take()
 
 
-def test_an_offer_that_the_broker_spoiled_is_made_again_with_the_same_bytes(desk: Desk) -> None:
+def test_an_offer_that_the_broker_spoiled_is_made_again_with_the_same_bytes(desk: Any) -> None:
     desk.encode(torch.ones(desk.flat.num_values[0]))
     (offer,) = desk.connection.take(Offer)
     payload = desk.connection.payloads[-1]
@@ -211,7 +112,7 @@ def test_an_offer_that_the_broker_spoiled_is_made_again_with_the_same_bytes(desk
     assert desk.log.events().count("message.refused") == 1
 
 
-def test_an_offer_that_was_forgotten_is_not_made_again(desk: Desk) -> None:
+def test_an_offer_that_was_forgotten_is_not_made_again(desk: Any) -> None:
     desk.encode(torch.ones(desk.flat.num_values[0]))
     (offer,) = desk.connection.take(Offer)
     desk.answer(offer, Error(code="internal", text="a mistake"))
@@ -221,7 +122,17 @@ def test_an_offer_that_was_forgotten_is_not_made_again(desk: Desk) -> None:
     assert desk.courier.payloads == {}
 
 
-def test_an_offer_that_breaks_the_rules_ends_the_learner_with_the_brokers_words(desk: Desk) -> None:
+def test_an_offer_that_the_broker_spoils_again_and_again_ends_the_learner_with_its_words(desk: Any) -> None:
+    desk.encode(torch.ones(desk.flat.num_values[0]))
+    with pytest.raises(RefusedError, match=r"internal, \d+ times in a row\): a mistake"):  # noqa: PT012
+        for _ in range(1000):
+            (offer,) = desk.connection.take(Offer)
+            desk.answer(offer, Error(code="internal", text="a mistake"))
+            desk.pass_time(10.0)
+    assert desk.clock.now() < 600.0
+
+
+def test_an_offer_that_breaks_the_rules_ends_the_learner_with_the_brokers_words(desk: Any) -> None:
     desk.encode(torch.ones(desk.flat.num_values[0]))
     (offer,) = desk.connection.take(Offer)
     with pytest.raises(RefusedError, match="names other bytes"):
@@ -231,14 +142,14 @@ def test_an_offer_that_breaks_the_rules_ends_the_learner_with_the_brokers_words(
 # ------------------------------------------------------------------------------------------------------ hints and heads
 
 
-def test_the_hint_about_an_open_round_cues_everybody_but_its_own_learner(desk: Desk) -> None:
+def test_the_hint_about_an_open_round_cues_everybody_but_its_own_learner(desk: Any) -> None:
     desk.hint("contribution", 1, fragment=1, version=3, learner="us-0")
     assert desk.courier.mailbox.take()[0] == []
     desk.hint("contribution", 2, fragment=1, version=3, learner="eu-0")
     assert desk.courier.mailbox.take()[0] == [Cued(1, 3)]
 
 
-def test_hints_about_newer_versions_and_verdicts_ask_for_them(desk: Desk) -> None:
+def test_hints_about_newer_versions_and_verdicts_ask_for_them(desk: Any) -> None:
     desk.hint("version", 1, fragment=1, version=3)
     assert desk.wanted() == []
     desk.hint("version", 2, fragment=1, version=4)
@@ -249,7 +160,7 @@ def test_hints_about_newer_versions_and_verdicts_ask_for_them(desk: Desk) -> Non
     assert desk.wanted() == []
 
 
-def test_a_gap_in_the_hints_is_followed_by_a_look_at_all_heads(desk: Desk) -> None:
+def test_a_gap_in_the_hints_is_followed_by_a_look_at_all_heads(desk: Any) -> None:
     desk.pass_time(0.0)
     desk.connection.take(AskHeads)
     desk.hint("beat", 1)
@@ -261,7 +172,7 @@ def test_a_gap_in_the_hints_is_followed_by_a_look_at_all_heads(desk: Desk) -> No
     assert len(desk.connection.take(AskHeads)) == 1
 
 
-def test_without_any_hint_all_heads_are_looked_at_every_few_seconds(desk: Desk) -> None:
+def test_without_any_hint_all_heads_are_looked_at_every_few_seconds(desk: Any) -> None:
     for _ in range(3):
         desk.pass_time(6.0)
         (ask,) = desk.connection.take(AskHeads)
@@ -270,7 +181,7 @@ def test_without_any_hint_all_heads_are_looked_at_every_few_seconds(desk: Desk) 
         assert desk.wanted() == [0]
 
 
-def test_a_verdict_in_the_rows_is_asked_for_until_it_was_delivered(desk: Desk) -> None:
+def test_a_verdict_in_the_rows_is_asked_for_until_it_was_delivered(desk: Any) -> None:
     row = Row(id=ID, state="rejected", reason="norm")
     heads = Heads(broker_incarnation="bbbbbbbb", seq=1, heads=(), rows=(row,))
     desk.answer(AskHeads(), heads)
@@ -284,10 +195,10 @@ def test_a_verdict_in_the_rows_is_asked_for_until_it_was_delivered(desk: Desk) -
     assert desk.connection.take(AskVersion) == []
 
 
-def test_a_version_comes_with_the_decoded_payload_of_the_own_contribution_in_it() -> None:
-    model = Desk()
+def test_a_version_comes_with_the_decoded_payload_of_the_own_contribution_in_it(make_desk: Any) -> None:
+    model = make_desk()
     payload = encode("int8", torch.ones(model.flat.num_values[0]))
-    desk = Desk(payloads={ID: payload})
+    desk = make_desk(payloads={ID: payload})
     desk.submit(Want(0))
     (ask,) = desk.connection.take(AskVersion)
     values = torch.zeros(desk.flat.num_values[0])
@@ -301,7 +212,7 @@ def test_a_version_comes_with_the_decoded_payload_of_the_own_contribution_in_it(
 # ------------------------------------------------------------------------------------------------------ time and broker
 
 
-def test_progress_is_sent_each_heartbeat_and_only_the_newest_is_repeated(desk: Desk) -> None:
+def test_progress_is_sent_each_heartbeat_and_only_the_newest_is_repeated(desk: Any) -> None:
     for _ in range(3):
         desk.pass_time(Limits().heartbeat_seconds)
         assert desk.connection.take(Progress) == [Progress(steps=7)]
@@ -309,9 +220,9 @@ def test_progress_is_sent_each_heartbeat_and_only_the_newest_is_repeated(desk: D
 
 @pytest.mark.parametrize(("has_dynamic_interval", "wanted"), [(False, []), (True, [PaceTold(0.25, 0.5)])])
 def test_the_fleets_pace_goes_to_the_session_if_the_run_has_dynamic_intervals(
-    has_dynamic_interval: bool, wanted: list[PaceTold]
+    make_desk: Any, has_dynamic_interval: bool, wanted: list[PaceTold]
 ) -> None:
-    desk = Desk(sync=SYNC.model_copy(update={"has_dynamic_interval": has_dynamic_interval}))
+    desk = make_desk(sync=SYNC.model_copy(update={"has_dynamic_interval": has_dynamic_interval}))
     for typical in (0.2, 0.25):
         desk.answer(Progress(step_seconds=0.5), Alive(typical_step_seconds=typical))
     assert not desk.courier.mailbox.wait(0.0)
@@ -319,7 +230,7 @@ def test_the_fleets_pace_goes_to_the_session_if_the_run_has_dynamic_intervals(
     assert desk.courier.mailbox.take()[0] == []
 
 
-def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Desk) -> None:
+def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Any) -> None:
     desk.connection.client.heard_at = 0.0
     for _ in range(10):
         desk.pass_time(1.0)
@@ -332,18 +243,28 @@ def test_a_silent_broker_is_reported_once_and_its_return_once(desk: Desk) -> Non
     assert desk.log.events() == ["broker.lost", "broker.joined"]
 
 
+def test_dropped_messages_are_told_now_and_then_but_not_while_the_broker_is_away(desk: Any) -> None:
+    desk.connection.dropped = {"unsent": 1, "unread": 0, "hints": 3}
+    for _ in range(3):
+        desk.pass_time(6.0)
+    assert desk.log.records == [("info", "messages.dropped", {"unsent": 1, "unread": 0, "hints": 3})]
+    desk.courier._lost_at, desk.connection.dropped = 1.0, {"unsent": 9, "unread": 0, "hints": 0}
+    desk.pass_time(6.0)
+    assert desk.log.events().count("messages.dropped") == 1
+
+
 def make_welcome(**fields: Any) -> Welcome:
     return Welcome(
         new_session="cccccccc", protocol=(1, 0), broker_incarnation="bbbbbbbb", seq=5, limits=Limits(), **fields
     )
 
 
-def test_a_broker_that_comes_back_without_the_run_ends_the_learner_with_what_to_do(desk: Desk) -> None:
+def test_a_broker_that_comes_back_without_the_run_ends_the_learner_with_what_to_do(desk: Any) -> None:
     with pytest.raises(RefusedError, match="store was emptied"):
         desk.courier._handle(ClientWelcomed(make_welcome()))
 
 
-def test_a_broker_that_comes_back_with_other_settings_ends_the_learner_with_what_to_do(desk: Desk) -> None:
+def test_a_broker_that_comes_back_with_other_settings_ends_the_learner_with_what_to_do(desk: Any) -> None:
     record = make_record(SYNC.model_copy(update={"interval_steps": 1 + SYNC.interval_steps}))
     with pytest.raises(RefusedError, match=r"settings of the run were changed.*start this worker again"):
         desk.courier._handle(ClientWelcomed(make_welcome(run_record=record)))
@@ -354,12 +275,12 @@ def make_record(sync: SyncSettings) -> RunRecord:
 
 
 @pytest.mark.parametrize(("code", "error"), [("fenced", FencedError), ("manifest", RefusedError)])
-def test_a_refusal_ends_the_learner(desk: Desk, code: str, error: type[Exception]) -> None:
+def test_a_refusal_ends_the_learner(desk: Any, code: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         desk.courier._handle(Refused(code, "for a reason"))
 
 
-def test_shards_are_asked_for_again_while_there_are_fewer_than_wanted(desk: Desk) -> None:
+def test_shards_are_asked_for_again_while_there_are_fewer_than_wanted(desk: Any) -> None:
     desk.submit(RequestShards(2, {9: 4}))
     (ask,) = desk.connection.take(Shards)
     assert (ask.num_wanted, ask.returned) == (2, {9: 4})
@@ -372,7 +293,16 @@ def test_shards_are_asked_for_again_while_there_are_fewer_than_wanted(desk: Desk
     assert desk.connection.take(Shards) == []
 
 
-def test_what_is_returned_is_said_until_it_was_heard(desk: Desk) -> None:
+def test_shards_that_were_lent_to_others_are_asked_for_anew(desk: Any) -> None:
+    desk.submit(RequestShards(2, {}))
+    desk.answer(desk.connection.take(Shards)[0], ShardsLeased(shards={1: 0, 2: 5}))
+    desk.answer(Progress(), Alive(has_lost_shards=True))
+    (ask,) = desk.connection.take(Shards)
+    desk.answer(ask, ShardsLeased(shards={7: 0, 8: 0}))
+    assert desk.courier.shards == {7: 0, 8: 0}
+
+
+def test_what_is_returned_is_said_until_it_was_heard(desk: Any) -> None:
     desk.submit(RequestShards(2, {9: 4}))
     desk.submit(RequestShards(2, {8: 1}))
     first, second = desk.connection.take(Shards)
@@ -382,10 +312,10 @@ def test_what_is_returned_is_said_until_it_was_heard(desk: Desk) -> None:
     assert desk.connection.take(Shards) == [Shards(num_wanted=2)]
 
 
-def test_questions_do_not_pile_up_while_the_broker_is_away() -> None:
+def test_questions_do_not_pile_up_while_the_broker_is_away(make_desk: Any) -> None:
     broker = MemoryBroker()
     connection = Connection(Hello(role="worker", id="us-0", incarnation="aaaaaaaa"), broker.connect(), ManualClock())
-    desk = Desk(connection=connection)
+    desk = make_desk(connection=connection)
     for _ in range(100):
         desk.submit(RequestShards(2, {}))
         desk.submit(Want(0))
@@ -393,14 +323,14 @@ def test_questions_do_not_pile_up_while_the_broker_is_away() -> None:
     assert len(connection.client._asked) == 4  # shards, version, heads, progress
 
 
-def test_the_goodbye_brings_the_last_counters_and_ends_the_thread(desk: Desk) -> None:
+def test_the_goodbye_brings_the_last_counters_and_ends_the_thread(desk: Any) -> None:
     desk.submit(SayGoodbye())
     assert [type(message) for message in desk.connection.asked] == [Progress, Leave]
     desk.answer(desk.connection.asked[-1], Done())
     assert desk.courier._is_stopping
 
 
-def test_a_courier_that_dies_ends_the_learner_instead_of_leaving_it_alone(desk: Desk) -> None:
+def test_a_courier_that_dies_ends_the_learner_instead_of_leaving_it_alone(desk: Any) -> None:
     def poll(timeout: float) -> list[Any]:
         raise RefusedError("not you")
 
@@ -409,30 +339,3 @@ def test_a_courier_that_dies_ends_the_learner_instead_of_leaving_it_alone(desk: 
     desk.courier._thread.join()
     assert isinstance(desk.courier.mailbox.failure, IslesError)
     assert desk.connection.is_closed
-
-
-# ------------------------------------------------------------------------------------------------------------- mailbox
-
-
-def test_a_mailbox_keeps_one_version_and_one_cue_of_a_fragment_however_many_come() -> None:
-    mailbox = Mailbox()
-    for version in range(100):
-        mailbox.arrive(Arrival(VersionArrived(0, version, None), torch.zeros(1), None))
-        mailbox.cue(Cued(0, version))
-    facts, arrivals = mailbox.take()
-    assert facts == [Cued(0, 99)]
-    assert [arrival.event.version for arrival in arrivals] == [99]
-    assert mailbox.take() == ([], [])
-
-
-def test_a_mailbox_keeps_facts_in_order_and_the_first_failure() -> None:
-    mailbox = Mailbox()
-    mailbox.post(PayloadEncoded(ID))
-    mailbox.post(Accepted(id=ID))
-    assert mailbox.wait(0.0)
-    assert mailbox.take()[0] == [PayloadEncoded(ID), Accepted(id=ID)]
-    assert not mailbox.wait(0.0)
-    mailbox.fail(RefusedError("first"))
-    mailbox.fail(RefusedError("second"))
-    assert mailbox.wait(0.0)
-    assert str(mailbox.failure) == "first"
