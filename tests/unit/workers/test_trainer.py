@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,22 +14,35 @@ from torch import Tensor, nn
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import ManualClock
 from isles.proto.config import RunSettings, Stated, resolve
-from isles.proto.errors import ConfigError, NonFiniteError, UnreachableError
+from isles.proto.errors import (
+    ConfigError,
+    FencedError,
+    ManifestMismatchError,
+    NonFiniteError,
+    RefusedError,
+    UnreachableError,
+)
 from isles.proto.logs import ListLogger
+from isles.workers.claim import Claim
 from isles.workers.record import make_task, shared_task_settings, statements
 from isles.workers.schedule import LearningRateSchedule
 from isles.workers.settings import WorkerSettings
 from isles.workers.task import TaskSettings
-from isles.workers.trainer import SKIPPED_MAX, Trainer, learner_seed
+from isles.workers.trainer import SKIPPED_MAX, Trainer, _Worker, learner_seed
 
 
 class FakeLearner:
-    """Leases whatever shards it is asked for, unless `has_shards` is false, and finishes after `num_steps_max`."""
+    """Leases whatever shards it is asked for, unless `has_shards` is false, and finishes after `num_steps_max`.
 
-    def __init__(self, num_steps_max: int = 10) -> None:
+    Once no more than `num_unmerged` steps are missing it has enough.
+    """
+
+    def __init__(self, num_steps_max: int = 10, num_unmerged: int = 0) -> None:
         self.has_shards = True
+        self.num_unmerged = num_unmerged
         self.num_steps_max = num_steps_max
         self.num_steps = 0
+        self.versions: dict[int, int] = {0: 0}
         self.tokens = 0
         self.taken: list[tuple[int, dict[int, int]]] = []
         self.requests: list[tuple[int, dict[int, int]]] = []
@@ -52,6 +66,10 @@ class FakeLearner:
     @property
     def is_finished(self) -> bool:
         return self.num_steps >= self.num_steps_max
+
+    @property
+    def has_enough(self) -> bool:
+        return self.num_steps + self.num_unmerged >= self.num_steps_max
 
     def step(self, tokens: int, cursor: Mapping[int, int]) -> None:
         self.num_steps += 1
@@ -133,6 +151,13 @@ def test_it_trains_until_the_run_is_finished() -> None:
     assert bench.trainer.train()
     assert bench.learner.num_steps == 10
     assert bench.learner.tokens == 60
+
+
+def test_it_takes_no_step_more_once_its_unmerged_work_fills_the_budget() -> None:
+    bench = Bench(FakeLearner(num_steps_max=10, num_unmerged=3))
+    assert bench.trainer.train()
+    assert bench.learner.num_steps == 7
+    assert not bench.learner.is_finished
 
 
 def test_asked_to_stop_it_ends_after_the_step_under_way() -> None:
@@ -261,6 +286,65 @@ def test_a_worker_that_comes_to_a_finished_run_needs_no_data() -> None:
     bench.learner.num_steps = 1
     assert bench.trainer.train()
     assert bench.learner.taken == []
+
+
+def test_a_worker_that_has_enough_in_its_checkpoint_needs_no_data() -> None:
+    bench = Bench(FakeLearner(num_steps_max=5, num_unmerged=5))
+    bench.learner.has_shards = False
+    assert bench.trainer.train()
+    assert bench.learner.taken == []
+
+
+class ScriptedWorker(_Worker):
+    """Finds these records at its broker, one after the other, and each time that it trains, this comes of it."""
+
+    records: list[RunRecord | None]
+    outcomes: list[str | Exception]
+    trained: list[RunRecord | None]
+
+    def _read_record(self) -> RunRecord | None:
+        return self.records.pop(0)
+
+    def _train(self, record: RunRecord | None) -> Any:
+        self.trained.append(record)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def worker_that(*outcomes: str | Exception, finds: list[RunRecord | None]) -> ScriptedWorker:
+    worker = ScriptedWorker(resolve({}), WorkerSettings(), ListLogger(), Event(), Claim("us-0"), torch.device("cpu"))
+    for name, value in {"records": finds, "outcomes": list(outcomes), "trained": []}.items():
+        object.__setattr__(worker, name, value)
+    return worker
+
+
+def test_work_that_was_counted_on_and_rejected_is_made_up_for() -> None:
+    worker = worker_that("unfinished", "unfinished", "done", finds=[record(), record(), record()])
+    worker.work()
+    assert worker.outcomes == []
+
+
+def test_a_worker_that_started_the_run_and_is_not_finished_goes_on_with_its_record() -> None:
+    worker = worker_that("unfinished", "done", finds=[None, record()])
+    worker.work()
+    assert worker.trained == [None, record()]
+
+
+@pytest.mark.parametrize(
+    "outcome", ["another run", RefusedError("another run"), ManifestMismatchError("another model")]
+)
+def test_a_worker_whose_run_was_started_by_another_takes_that_one(outcome: str | Exception) -> None:
+    worker = worker_that(outcome, "done", finds=[None, record()])
+    worker.work()
+    assert worker.trained == [None, record()]
+
+
+def test_a_worker_that_is_fenced_does_not_try_again() -> None:
+    worker = worker_that(FencedError("a newer one"), finds=[None])
+    with pytest.raises(FencedError):
+        worker.work()
 
 
 def test_progress_is_logged_now_and_then_with_the_mean_loss() -> None:
