@@ -1,4 +1,7 @@
-"""Looking at a run from outside: asks a broker for its status again and again, and never minds its absence."""
+"""Looking at a run from outside: asks a broker for its status again and again, and never minds its absence.
+
+A broker that refuses this process is not asked again: `wait` raises that, whoever only polls sees it in `refusal`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import secrets
 from typing import Final
 
 from isles.proto.agreement import RunRecord
-from isles.proto.client import Welcomed
+from isles.proto.client import Refused, Welcomed
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection
-from isles.proto.errors import UnreachableError
+from isles.proto.errors import RefusedError, UnreachableError
 from isles.proto.messages import AskStatus, Hello, Message, ReportInfo, Status
 from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
@@ -43,18 +46,23 @@ class StatusWatch:
         self.reports: list[ReportInfo] = []
         self.record: RunRecord | None = None
         """The run's, some time after it was asked for."""
+        self.refusal: Refused | None = None
+        """Why the broker will not have this process, if it said so."""
 
     def poll(self, timeout_seconds: float) -> bool:
         """Waits at most so long; whether a new status has arrived."""
         now = self._clock.now()
         retry = FIRST_RETRY_SECONDS if self.status is None else RETRY_SECONDS
         wait = retry if self._is_waiting else self._every_seconds
-        if self._asked_at is None or now - self._asked_at >= wait:
+        is_due = self._asked_at is None or now - self._asked_at >= wait
+        if is_due and self.refusal is None:
             self._ask(now)
         is_new = False
         for news in self._connection.poll(min(timeout_seconds, FIRST_RETRY_SECONDS if self.status is None else 1.0)):
             if isinstance(news, Welcomed):
                 self.record = news.welcome.run_record
+            if isinstance(news, Refused):
+                self.refusal = news
             reply: Message | None = getattr(news, "reply", None)
             if isinstance(reply, Status):
                 self._take(reply)
@@ -62,7 +70,7 @@ class StatusWatch:
         return is_new
 
     def wait(self, timeout_seconds: float, *, address: str) -> Status:
-        """The first status. Raises UnreachableError after the timeout."""
+        """The first status. Raises UnreachableError after the timeout, RefusedError if the broker refuses."""
         deadline = self._clock.now() + timeout_seconds
         while self.status is None:
             left = deadline - self._clock.now()
@@ -72,6 +80,9 @@ class StatusWatch:
                     "three ports reach it from this machine?"
                 )
             self.poll(left)
+            if self.refusal is not None:
+                code, text = self.refusal.code, self.refusal.text
+                raise RefusedError(f"the broker at {address} refused this process ({code}): {text}")
         return self.status
 
     def ask_record(self) -> None:

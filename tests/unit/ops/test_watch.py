@@ -7,7 +7,7 @@ import pytest
 from isles.ops.watch import RETRY_SECONDS, StatusWatch
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import ManualClock
-from isles.proto.errors import UnreachableError
+from isles.proto.errors import RefusedError, UnreachableError
 from isles.proto.messages import AskStatus, Channel, Limits, ReportInfo, Status, Welcome, pack, unpack
 from isles.proto.transport.memory import MemoryBroker
 
@@ -18,7 +18,8 @@ class Stage:
     def __init__(self) -> None:
         self.clock = ManualClock(50.0)
         self.broker = MemoryBroker()
-        self.watch = StatusWatch(self.broker.connect(), every_seconds=1.0, clock=self.clock)
+        self.transport = self.broker.connect()
+        self.watch = StatusWatch(self.transport, every_seconds=1.0, clock=self.clock)
 
     def asked(self) -> list[tuple[bytes, AskStatus]]:
         found = []
@@ -132,3 +133,15 @@ def test_waiting_for_a_status_gives_up_in_one_sentence(stage: Stage) -> None:
     stage.clock.advance(5.0)
     with pytest.raises(UnreachableError, match="no broker answered at nowhere within 0 s"):
         stage.watch.wait(0.0, address="nowhere")
+
+
+def test_a_watch_that_is_denied_ends_at_once_and_asks_no_more(stage: Stage) -> None:
+    stage.transport.denial = "the key of operator me was revoked"
+    with pytest.raises(
+        RefusedError, match=r"at memory refused this process \(denied\): the key of operator me was revoked"
+    ):
+        stage.watch.wait(1000.0, address="memory")
+    stage.asked()
+    stage.clock.advance(100.0)
+    stage.watch.poll(0.0)
+    assert stage.asked() == []

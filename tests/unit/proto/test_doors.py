@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from isles.proto.errors import ConfigError
+from isles.proto.clock import SystemClock
+from isles.proto.connection import Connection
+from isles.proto.errors import ConfigError, RefusedError
 from isles.proto.key_files import (
     client_file,
     generate_pair,
@@ -25,7 +27,7 @@ from isles.proto.keys import (
     ClientKey,
     KeyPair,
 )
-from isles.proto.messages import Channel
+from isles.proto.messages import Channel, Hello
 from isles.proto.transport import curve, dialling, zmq_transport
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import prove_closed
@@ -217,6 +219,28 @@ def test_a_port_where_everybody_is_hung_up_on_is_no_denial(house: House, monkeyp
         house.until(lambda: client.poll(0.0) == [] and len(probes) >= 3)
     assert not any(probes)
     assert client.denial is None
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_denial_ends_whoever_waits_for_the_broker_with_its_sentence(house: House, has_key: bool) -> None:
+    stop = threading.Event()
+
+    def turn() -> None:
+        while not stop.is_set():
+            house.turn()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    hello = Hello(role="operator", id="me", incarnation="ab" * 8)
+    key = house.make_key(is_allowed=False) if has_key else None
+    connection = Connection(hello, house.dial(key), SystemClock())
+    try:
+        with pytest.raises(RefusedError, match=r"\(denied\): (the key of worker us does not|nobody is let in here)"):
+            connection.wait_for_welcome(60.0, address="here")
+        assert connection.client.is_refused
+    finally:
+        stop.set()
+        thread.join()
 
 
 # ----------------------------------------------------------------------------------------------- revocation, rotation
