@@ -67,4 +67,13 @@ def test_a_container_gets_more_time_to_end_than_its_process_takes(compose: str) 
 
 
 def test_every_service_has_a_memory_limit_and_a_restart_policy(compose: str) -> None:
-    assert compose.count("mem_limit:") == compose.count("restart:") == 4  # the two regions share theirs
+    assert compose.count("mem_limit:") == compose.count("restart:") == 5  # the two regions share theirs
+
+
+def test_a_process_sees_its_own_key_and_cannot_change_it(compose: str) -> None:
+    services = re.split(r"^  (?=[a-z-]+:\n)", compose[compose.index("\nservices:") :], flags=re.MULTILINE)
+    for name in ("outer", "worker-us", "worker-eu", "evaluator"):
+        service = next(text for text in services if text.startswith(f"{name}:"))
+        assert re.findall(r'"(keys-[^"]*)"', service) == [f"keys-{name}:/keys:ro"]
+        assert f"/keys/{name}.key" in service
+        assert re.search(rf"- {name}=\w+:/keys/{name}\n", compose) is not None
