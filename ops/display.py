@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isles.ops.concerns import SHOWN_MAX, concern_lines
+from isles.ops.fault_view import FaultShown, FaultsShown
 from isles.ops.log_watch import Warned
 from isles.ops.summary import bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
@@ -32,6 +33,8 @@ REDRAW_SECONDS: Final = 0.25
 LINE_SECONDS: Final = 10.0
 """Between two lines where nobody watches."""
 EVENTS_SHOWN: Final = 5
+EVENTS_KEPT: Final = 256
+"""More than can happen between two looks, also when all processes of a large run die at once."""
 BAR_WIDTH: Final = 24
 SPARK_WIDTH: Final = 24
 STALE_SECONDS: Final = 5.0
@@ -61,12 +64,14 @@ class View:
     phase: str = "starting"
     progress_at_start: tuple[float, float] | None = None
     """The first progress that was seen after this start, and when: what is left is estimated from there."""
-    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
+    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
 
     warned: Warned | None = None
     """The last warning or error in a child's log."""
     warned_at: float = 0.0
     num_warned: int = 0
+    faults: FaultsShown | None = None
+    """What is done to the run on purpose, if anything is."""
 
     def warn(self, now: float, warned: Warned) -> None:
         """Remembers what a child complained about."""
@@ -222,13 +227,38 @@ def render(view: View, now: float) -> RenderableType:
     if view.status is not None and view.status.run:
         parts += [_figures(view, view.status), Text()]
     parts += [_process_table(view, now)]
+    if view.faults is not None:
+        parts.append(_faults(view.faults, now))
     if view.status is not None:
         parts += [_concern(line) for line in concern_lines(view.status, num_max=SHOWN_MAX)]
     if view.warned is not None:
         parts.append(_warning(view, view.warned, now))
-    for seconds, text in view.events:
+    for seconds, text in list(view.events)[-EVENTS_SHOWN:]:
         parts.append(Text.assemble((f"{clock_text(seconds)}  ", "dim"), text))
     return Group(*parts)
+
+
+def _faults(faults: FaultsShown, now: float) -> Text:
+    """What happens to the run on purpose, in one line for each fault that lasts."""
+    if faults.lasting:
+        lines = [f"{fault.text} ({_seconds_left(fault, now)} left)" for fault in faults.lasting]
+        return Text("\n".join(lines), style="bold yellow", no_wrap=True, overflow="ellipsis")
+    so_far = f"{faults.num_begun} of {counted(faults.num_faults, 'fault')} so far"
+    if faults.is_over:
+        so_far = f"{counted(faults.num_faults, 'fault')}, all over"
+    elif faults.next_at is not None:
+        so_far += f", the next in {max(0.0, faults.next_at - now):.0f} s"
+    elif not faults.num_begun:
+        so_far = f"{counted(faults.num_faults, 'fault')} to come, once the first round is committed"
+    return Text(so_far, style="dim")
+
+
+def _is_hit(child: Child, fault: FaultShown) -> bool:
+    return fault.started_before is None or child.started_at < fault.started_before
+
+
+def _seconds_left(fault: FaultShown, now: float) -> str:
+    return f"{max(0.0, fault.ends_at - now):.0f} s"
 
 
 def _warning(view: View, warned: Warned, now: float) -> Text:
@@ -318,13 +348,18 @@ def _process_table(view: View, now: float) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     known = {learner.learner: learner for learner in view.status.learners} if view.status is not None else {}
     order = list(dict.fromkeys(view.regions.values()))
+    lasting = view.faults.lasting if view.faults is not None else ()
+    hit = {name: fault for fault in lasting for name in fault.processes}
     for child in view.children.values():
         region = view.regions.get(child.name, "")
         learner = known.get(child.name) if child.role == "worker" else None
         colour = REGION_COLOURS[order.index(region) % len(REGION_COLOURS)] if region in order else ""
         restarts = f"[yellow]{child.num_restarts}[/]" if child.num_restarts else "[dim]0[/]"
+        state = child_state(child, learner, now, view.unix)
+        if child.is_running and child.name in hit and _is_hit(child, hit[child.name]):
+            state = f"[bold yellow]{hit[child.name].state}, {_seconds_left(hit[child.name], now)}[/]"
         table.add_row(
-            child.name, f"[{colour}]{region}[/]" if colour else region, child_state(child, learner, now, view.unix),
+            child.name, f"[{colour}]{region}[/]" if colour else region, state,
             *_learner_cells(learner, view.unix), restarts,
         )  # fmt: skip
     return table

@@ -14,7 +14,9 @@ from isles.ops.changes import Changes, words
 from isles.ops.children import child_environment
 from isles.ops.display import View, make_display
 from isles.ops.outcome import RunFailedError, tell, write_summary
+from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder, State, write_whole
+from isles.ops.run_keys import make_run_keys
 from isles.ops.settings import LogSettings, UpSettings
 from isles.ops.supervision import End, Role, Supervision
 from isles.ops.supervisor import Signals, Supervisor
@@ -24,6 +26,7 @@ from isles.ops.wording import make_console
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config, RunSettings, flag_name
+from isles.proto.key_files import client_file
 from isles.proto.logs import Logger, make_logger
 from isles.proto.timeouts import check_times
 from isles.proto.transport.address import Address
@@ -53,7 +56,8 @@ class Start:
     def run(self) -> int:
         """Runs to the end and returns the exit code. Raises RunFailedError with the reason for which the run failed."""
         logger = self._begin()
-        seen = watch(self.state.address)
+        operator = make_run_keys(self.folder.keys, self.config.section("up", UpSettings).worker_ids)
+        seen = watch(Reach(self.state.address, operator))
         with Signals() as signals:
             try:
                 end, culprit, disturbance = self._supervise(seen, logger, signals)
@@ -110,6 +114,7 @@ class Start:
             logger=logger,
             clock=clock,
             signals=signals,
+            faults=disturbance,
         )
         with disturbance or nullcontext():
             end = supervisor.run()
@@ -183,7 +188,7 @@ def commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> di
     if settings.has_evaluator:
         children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
     for worker, region in settings.worker_ids.items():
-        own = ["--id", worker, "--region", region]
+        own = ["--id", worker, "--region", region, "--key", str(client_file(folder.keys, worker))]
         for key, value in single.items():
             if key.rpartition(".")[0] == worker:
                 own += [flag_name(f"worker.{key.rpartition('.')[2]}", "worker"), value]

@@ -10,7 +10,9 @@ from typing import Final, Self
 from isles.ops.children import ChildProcess
 from isles.ops.conclusion import Conclusion
 from isles.ops.display import Display, View, warning_line
+from isles.ops.fault_view import FaultSource, NoFaults
 from isles.ops.log_watch import LogWatch
+from isles.ops.reach import Reach, key_in
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.supervision import (
     ChildExited,
@@ -94,8 +96,12 @@ class Supervisor:
         logger: Logger,
         clock: Clock,
         signals: Signals,
+        faults: FaultSource | None = None,
     ) -> None:
-        """`commands` are the children's command lines after `isles`; `state` is kept up to date in the folder."""
+        """`commands` are the children's command lines after `isles`; `state` is kept up to date in the folder.
+
+        `faults` is whoever makes faults happen to the run, to be shown.
+        """
         self._supervision = supervision
         self._commands = commands
         self._environment = environment
@@ -107,6 +113,7 @@ class Supervisor:
         self._logger = logger
         self._clock = clock
         self._signals = signals
+        self._faults = faults or NoFaults()
         self._running: dict[str, ChildProcess] = {}
         self._conclusion: Conclusion | None = None
         self._has_asked_record = self._is_described = False
@@ -198,7 +205,7 @@ class Supervisor:
                     self._conclusion = Conclusion(
                         self._folder,
                         self._watch,
-                        self._state.address,
+                        Reach(self._state.address, key_in(self._folder.path)),
                         self._environment,
                         self._clock.now(),
                         is_hurried=self._supervision.status == "failed",
@@ -267,6 +274,9 @@ class Supervisor:
     def _show(self) -> None:
         self._note_warnings()
         view, status = self._view, self._watch.status
+        for text in self._faults.news():
+            view.note(self._clock.now(), text)
+        view.faults = self._faults.shown()
         view.status, view.status_at, view.reports = status, self._watch.status_at, self._watch.reports
         view.unix = self._clock.unix()
         if view.progress_at_start is None and self._live and status is not None:

@@ -13,13 +13,16 @@ import click
 from isles.brokers.settings import BrokerSettings
 from isles.ops.changes import Changes, changed, check_budget, differences, read_record, stated_by, words, write_record
 from isles.ops.chaos.options import chaos_option, random_options, read_plan
+from isles.ops.chaos.plan import RANDOM_KINDS_WITH_LINKS
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
+from isles.ops.reach import OPERATOR_NAME
 from isles.ops.run_folder import RunFolder, State, choose_address
 from isles.ops.settings import UpSettings, section_models
 from isles.outer.settings import OuterSettings
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.config import Config, RunSettings, Stated, resolve
 from isles.proto.errors import ConfigError
+from isles.proto.key_files import client_file
 from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.address import Address
 from isles.workers.finding import check_task
@@ -76,7 +79,7 @@ def build(name: str) -> click.Command:
         ),
         click.Option(["--json", "is_json"], is_flag=True, help="Print only the summary, as JSON, at the end."),
         chaos_option(),
-        *random_options("chaos-"),
+        *random_options("chaos-", RANDOM_KINDS_WITH_LINKS),
     ]
     return settings_command(name, TEXT, parameters, _up, example="up.run_dir")
 
@@ -99,7 +102,7 @@ def _up(
     plan = None
     if chaos is not None:
         regions = sorted(set(asked.section("up", UpSettings).worker_ids.values()))
-        plan = read_plan(chaos, chaos_options, regions)
+        plan = read_plan(chaos, chaos_options, regions, RANDOM_KINDS_WITH_LINKS)
         more = [one for one in CHAOS_STATED if one.key not in asked.stated]
         asked = load_config(section_models(), file=config_file, stated=[*stated, *more], assignments=own_words)
     run_dir = asked.section("up", UpSettings).run_dir
@@ -223,12 +226,16 @@ def settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -
     is_fixed = has_port and broker.port
     address = Address(host, *broker.ports) if is_fixed else choose_address(state.address, host)
     state.address = str(address)
+    keys = folder.keys.resolve()
     places: dict[str, dict[str, Any]] = {
-        "broker": {"port": address.control_port, "store": folder.store.resolve()},
-        "worker": {"broker": state.address, "checkpoint_dir": folder.workers.resolve()},
-        "outer": {"broker": state.address, "id": config.section("outer", OuterSettings).id or "outer"},
-        "evaluator": {"broker": state.address},
+        "broker": {"port": address.control_port, "store": folder.store.resolve(), "keys": keys},
+        "worker": {"checkpoint_dir": folder.workers.resolve()},
+        "outer": {"id": config.section("outer", OuterSettings).id or "outer"},
+        "evaluator": {},
+        "operator": {"key": client_file(keys, OPERATOR_NAME)},
     }
+    for client in ("worker", "outer", "evaluator"):
+        places[client] |= {"broker": state.address, "key": client_file(keys, client)}
     if "worker.device" in config.stated and "evaluator.device" not in config.stated:
         places["evaluator"]["device"] = config.section("worker", WorkerSettings).device
     sections = {name: section.model_copy(update=places.get(name, {})) for name, section in config.sections.items()}

@@ -71,7 +71,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "learner.joined": ("learner", "region", "versions", "progress"),
     "model.described": ("num_parameters", "num_frozen", "num_tied", "num_averaged", "num_maximum", "num_skipped"),
     "learner.reset": ("learner", "fragment", "reason", "tokens"),
-    "learner.progressed": ("learner", "steps", "tokens", "loss", "learning_rate", "progress"),
+    "learner.progressed": ("learner", "steps", "tokens", "loss", "learning_rate", "progress", "versions"),
     "step.skipped": ("learner", "steps", "loss", "norm"),
     "contribution.sent": ("learner", "fragment", "number", "base_version", "tokens", "bytes"),
     "contribution.merged": ("learner", "fragment", "number", "version"),

@@ -9,7 +9,7 @@ Faults may overlap: a process that was frozen twice thaws when both are over, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -167,6 +167,12 @@ class Injection:
     failure: str = ""
     """Why it did not happen; empty = it did."""
 
+    @property
+    def ends_at(self) -> float:
+        """When it is to end, once it has begun."""
+        assert self.began_at is not None, "a fault that has not begun has no end"
+        return self.began_at + self.fault.seconds
+
 
 @dataclass
 class Campaign:
@@ -188,6 +194,18 @@ class Campaign:
         ordered = sorted(self.plan.fault, key=lambda fault: fault.at)
         self._waiting = list(enumerate(ordered, 1))
 
+    @property
+    def lasting(self) -> list[Injection]:
+        """Faults of this moment, the oldest first."""
+        return [self.injections[number] for number in self._active]
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next fault happens; None if the plan's time has not begun, or no fault is left."""
+        if self._began_at is None or not self._waiting:
+            return None
+        return self._began_at + self._waiting[0][1].at
+
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Takes one fact; returns orders to carry out in turn."""
         if self.is_finished:
@@ -208,19 +226,13 @@ class Campaign:
     def _advance(self, now: float) -> list[Instruction]:
         if self._began_at is None:
             return []
-        is_over: Callable[[int], bool] = lambda number: self._ends_at(number) <= now  # noqa: E731
-        out = self._end([number for number in self._active if is_over(number)], now)
+        out = self._end([number for number in self._active if self.injections[number].ends_at <= now], now)
         while self._waiting and self._began_at + self._waiting[0][1].at <= now:
             number, fault = self._waiting.pop(0)
             out += self._inject(number, fault, now)
         if not self._waiting and not self._active:
             out += self._finish()
         return out
-
-    def _ends_at(self, number: int) -> float:
-        injection = self.injections[number]
-        assert injection.began_at is not None
-        return injection.began_at + injection.fault.seconds
 
     def _finish(self) -> list[Instruction]:
         self.is_finished = True

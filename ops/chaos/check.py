@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from isles.ops.history import tape_options
+from isles.ops.history import tape_options, tape_reach
 
 EXIT_BROKEN: Final = 1
 
@@ -19,7 +19,8 @@ epochs never go back, every accepted contribution was merged exactly once or rej
 learner went back to an older version, restarts are counted, and the tape replays bit by bit. Ends with 0 if nothing is
 broken, else with 1.
 
-What a learner applied is checked if its log says so (--log-level debug); a store alone has no logs.
+What a learner held is checked wherever a contribution or its log says so; its log has each version it applied only
+with --log-level debug, and a store alone has no logs.
 """
 
 
@@ -29,7 +30,9 @@ def build(name: str) -> click.Command:
     @click.command(name, help=TEXT)
     @click.option("--replay/--no-replay", "has_replay", default=True, help="Whether the tape is replayed.")
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of a table.")
-    def check(run: Path | None, broker: str | None, timeout: float, has_replay: bool, is_json: bool) -> int:
+    def check(
+        run: Path | None, broker: str | None, key: Path | None, timeout: float, has_replay: bool, is_json: bool
+    ) -> int:
         from isles.ops.chaos.checker import check as check_facts
         from isles.ops.chaos.checker import is_kept
         from isles.ops.chaos.conclusion import REPORT_NAME, digests_in
@@ -37,7 +40,7 @@ def build(name: str) -> click.Command:
         from isles.ops.chaos.report import findings_as_json, render_findings
 
         damaged = digests_in(run / REPORT_NAME) if run is not None else []
-        facts = read_facts(run, broker, timeout, damaged_on_purpose=damaged, has_replay=has_replay)
+        facts = read_facts(run, tape_reach(broker, key), timeout, damaged_on_purpose=damaged, has_replay=has_replay)
         findings = check_facts(facts)
         if is_json:
             click.echo(json.dumps({"is_kept": is_kept(findings), "findings": findings_as_json(findings)}, indent=2))

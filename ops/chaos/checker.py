@@ -30,6 +30,8 @@ class VersionFact:
     tokens_total: int
     ingredients: tuple[tuple[ContributionId, int], ...] = ()
     """What it was made from, each with its tokens."""
+    base_versions: tuple[int, ...] = ()
+    """Of each ingredient: the version that its learner held when it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,15 @@ class RowFact:
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedFact:
-    """A learner logged that it holds this version now; `start` counts the starts of its process."""
+class HeldFact:
+    """A learner logged that it holds this version; `start` counts the starts of its process."""
 
     learner: str
     start: int
     fragment: int
     version: int
+    is_joining: bool = False
+    """Whether it had not joined yet: on its way to the head it holds what its checkpoint had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ class Facts:
     """From logs and rows."""
     commits: Sequence[tuple[int, int, int]] | None = None
     """Fragment, version and epoch of each committed round, as the broker logged them."""
-    applied: Sequence[AppliedFact] | None = None
+    held: Sequence[HeldFact] = ()
+    """In the order of each learner's log."""
+    is_deterministic: bool = False
+    """A learner of such a run that is started again goes through the versions after its checkpoint once more."""
     starts: Mapping[str, int] | None = None
     """Child -> how often `isles up` has started it."""
     num_up_starts: int = 0
@@ -264,17 +271,51 @@ def _tokens(facts: Facts) -> Finding:
 
 
 def _learners(facts: Facts) -> Finding:
+    """What a contribution is based on was held by its learner, so the recipes alone tell much; logs tell the rest."""
     promise = "no learner applies an older version after a newer one"
-    if facts.applied is None:
-        return _unknown(promise, facts, "applied versions")
-    faults, newest = [], dict[tuple[str, int, int], int]()
-    for one in facts.applied:
-        key = (one.learner, one.start, one.fragment)
-        if one.version < newest.get(key, 0):
-            faults.append(f"{one.learner}: fragment {one.fragment}: version {one.version} after {newest[key]}")
-        newest[key] = one.version
-    learners = {one.learner for one in facts.applied}
-    return _finding(promise, faults, f"{len(facts.applied)} versions applied by {len(learners)} learners")
+    made_from = [
+        (fragment, version.version, name.learner, base)
+        for fragment, versions in facts.versions.items()
+        for version in versions
+        for (name, _), base in zip(version.ingredients, version.base_versions, strict=False)
+    ]
+    if not made_from and not facts.held:
+        return _unknown(promise, facts, "versions of learners")
+    learners = {learner for _, _, learner, _ in made_from} | {one.learner for one in facts.held}
+    text = f"bases of {len(made_from)} contributions and {len(facts.held)} log entries of {len(learners)} learners"
+    return _finding(promise, [*_base_faults(made_from), *_held_faults(facts)], text)
+
+
+def _base_faults(made_from: Iterable[tuple[int, int, str, int]]) -> Iterable[str]:
+    """A learner contributes to a fragment in order, and a restarted one goes on from what its last accepted
+    contribution was based on, or from the head: no base is ever older than the one before it.
+    """
+    newest = dict[tuple[int, str], int]()
+    for fragment, version, learner, base in made_from:
+        before = newest.get((fragment, learner), 0)
+        if base < before:
+            yield f"{learner}: fragment {fragment}: what is in version {version} is based on {base}, after {before}"
+        elif base >= version:
+            yield f"{learner}: fragment {fragment}: what is in version {version} is based on {base}"
+        newest[fragment, learner] = max(before, base)
+
+
+def _held_faults(facts: Facts) -> Iterable[str]:
+    """Within a start versions only grow. A learner has joined when it holds the heads of that moment, which are as new
+    as anything that it held in earlier starts.
+    """
+    here, before = dict[tuple[str, int], tuple[int, int]](), dict[tuple[str, int], int]()
+    for one in facts.held:
+        key = (one.learner, one.fragment)
+        start, newest = here.get(key, (one.start, 0))
+        if start != one.start:
+            before[key] = max(before.get(key, 0), newest)
+            newest = 0
+        has_to_be_newest = not one.is_joining and not facts.is_deterministic
+        least = max(newest, before.get(key, 0)) if has_to_be_newest else newest
+        if one.version < least:
+            yield f"{one.learner}: fragment {one.fragment}: version {one.version} after {least}"
+        here[key] = one.start, max(newest, one.version)
 
 
 def _restarts(facts: Facts) -> Finding:
@@ -295,15 +336,16 @@ def _replay(facts: Facts) -> Finding:
     promise = "the tape replays bit by bit"
     if facts.replayed is None:
         return _unknown(promise, facts, "the tape")
-    different = [one for one in facts.replayed if one.difference]
     names = [digest[:12] for digest in facts.damaged_on_purpose]
-    unexplained = [one for one in different if not any(name in one.difference for name in names)]
-    faults = [f"fragment {one.fragment}: {one.difference}" for one in unexplained]
+    faults, losses = [], []
+    for one in facts.replayed:
+        damaged = next((name for name in names if name in one.difference), "")
+        if damaged:
+            losses.append(f"fragment {one.fragment} only up to {one.last}, as blob {damaged} was damaged on purpose")
+        elif one.difference:
+            faults.append(f"fragment {one.fragment}: {one.difference}")
     num_versions = sum(max(0, one.last - one.first + 1) for one in facts.replayed)
-    text = f"{num_versions} versions recomputed"
-    if num_damaged := len(different) - len(unexplained):
-        text += f"; {num_damaged} fragments only as far as a blob that was damaged on purpose"
-    return _finding(promise, faults, text)
+    return _finding(promise, faults, "; ".join([f"{num_versions} versions recomputed", *losses]))
 
 
 def _in_order(numbers: Iterable[int]) -> str:

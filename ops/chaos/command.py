@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,11 @@ TEXT: Final = """Make faults happen to a run that is going on, then check that n
 
 PLAN is a TOML file, or `random`. The run is a folder of `isles up`, or a compose project on this machine, whose
 processes get their signals directly: a container that Docker is asked to kill counts as stopped by hand and stays away.
+A plan names them after their services: `broker`, `worker-us`, `worker-us-2`.
 
 Faults of the network need links between workers and broker, and come only with `isles up --chaos PLAN`. Ends with 0 if
-every promise was kept, else with 1. What happened stands in `chaos.json` of the run folder.
+every promise was kept, else with 1. What happened stands in `chaos.json` of the run folder, or with --json on standard
+output.
 """
 
 
@@ -50,6 +52,7 @@ def build(name: str) -> click.Command:
 def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, is_json: bool) -> int:
     from isles.ops.chaos.checker import is_kept
     from isles.ops.chaos.conclusion import conclude
+    from isles.ops.chaos.logbook import LogReader
     from isles.ops.chaos.runner import Runner
     from isles.ops.chaos.targets import FolderTargets
     from isles.ops.run_folder import RunFolder
@@ -67,9 +70,12 @@ def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, i
     if not folder.is_locked():
         raise UsageError(f"no `isles up` is running in {run_dir}: start it, or use `isles up --chaos PLAN`")
     logger = make_logger("chaos", run_dir.name, file=folder.log("chaos"))
-    runner = Runner(plan, FolderTargets(folder, regions), logger=logger, clock=SystemClock(), store=folder.store)
+    targets = FolderTargets(folder, regions)
+    runner = Runner(plan, targets, logger=logger, clock=SystemClock(), store=folder.store, tell=_tell)
     runner.run(lambda: True)
-    settle(settled(folder, list(regions)), folder.is_locked)
+    reader = LogReader(folder.log("broker"))
+    reader.read()
+    settle(settled(reader.read, list(regions)), folder.is_locked)
     found, measures, findings = conclude(folder, plan, runner.records(), runner.damaged, logger, is_ended=False)
     if is_json:
         click.echo(json.dumps(found, indent=2))
@@ -81,26 +87,37 @@ def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, i
 
 
 def _disturb_project(plan_text: str, project: str, options: dict[str, Any], *, is_json: bool) -> int:
-    from isles.ops.chaos.measures import Measures
+    from isles.ops.chaos.checker import Finding, is_kept
+    from isles.ops.chaos.compose import Project, as_of_a_run
+    from isles.ops.chaos.measures import measure
     from isles.ops.chaos.report import as_json, render
     from isles.ops.chaos.runner import Runner
-    from isles.ops.chaos.targets import ComposeTargets
     from isles.proto.clock import SystemClock
-    from isles.proto.logs import make_logger
+    from isles.proto.logs import SilentLogger
 
-    targets = ComposeTargets(project)
-    plan = read_plan(plan_text, options, sorted({one.region for one in targets.find() if one.region}))
+    found = Project(project)
+    before = found.find()
+    plan = read_plan(plan_text, options, sorted({one.region for one in before if one.region}))
     if plan.has_network_faults:
         raise UsageError(f"{plan_text} has faults of the network: they come only with `isles up --chaos PLAN`")
-    runner = Runner(plan, targets, logger=make_logger("chaos", project), clock=SystemClock())
+    runner = Runner(plan, found, logger=SilentLogger(), clock=SystemClock(), tell=_tell)
     runner.run(lambda: True)
+    ended_unix, workers = time.time(), [one.name for one in before if one.role == "worker"]
+    is_settled = settled(lambda: as_of_a_run(found.logs()).get("broker", []), workers, ended_unix)
+    if not settle(is_settled, lambda: True):
+        _tell(f"not everybody has contributed again within {SETTLE_SECONDS:g} s: the run may be at its end")
+    records = runner.records()
+    measures = measure(as_of_a_run(found.logs()), records)
+    try:
+        findings = found.check()
+    except UsageError as error:
+        findings = [Finding("what `isles check` checks", "unknown", str(error))]
     if is_json:
-        found = as_json(plan.model_dump(mode="json", exclude_defaults=True), runner.records(), Measures(), [], [])
-        click.echo(json.dumps(found, indent=2))
+        asked = plan.model_dump(mode="json", exclude_defaults=True)
+        click.echo(json.dumps(as_json(asked, records, measures, findings, []), indent=2))
     else:
-        _show(render(runner.records(), Measures(), []))
-        click.echo(f"check it where its store is: docker compose -p {project} exec broker isles check --broker ADDRESS")
-    return 0
+        _show(render(records, measures, findings))
+    return 0 if is_kept(findings) else EXIT_BROKEN
 
 
 def _regions(folder: Any) -> dict[str, str]:
@@ -113,16 +130,19 @@ def _regions(folder: Any) -> dict[str, str]:
     return resolve(models, known=["up"], file=folder.config).section("up", UpSettings).worker_ids
 
 
-def settled(folder: Any, workers: list[str]) -> Callable[[], bool]:
-    """Says whether every worker has had a contribution accepted, and a round was committed, since now."""
-    from isles.ops.chaos.logbook import LogReader
+def settled(
+    read: Callable[[], Sequence[Mapping[str, Any]]], workers: Sequence[str], since_unix: float = 0.0
+) -> Callable[[], bool]:
+    """Says whether every worker has had a contribution accepted, and a round was committed, by lines of the broker.
 
-    reader = LogReader(folder.log("broker"))
-    reader.read()
+    Those before `since_unix` are left out, where lines have a time as `unix`.
+    """
     missing = {*workers, ""}
 
     def look() -> bool:
-        for line in reader.read():
+        for line in read():
+            if since_unix and line["unix"] < since_unix:
+                continue
             if line["event"] == "contribution.accepted":
                 missing.discard(str(line.get("learner")))
             elif line["event"] == "round.committed":
@@ -140,6 +160,11 @@ def settle(is_settled: Callable[[], bool], is_running: Callable[[], bool]) -> bo
             return False
         time.sleep(SETTLE_POLL_SECONDS)
     return True
+
+
+def _tell(text: str) -> None:
+    """A line while it happens; the report alone goes to standard output."""
+    click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)
 
 
 def _show(parts: list[Any]) -> None:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from isles.ops.chaos.checker import AppliedFact, Facts, ReplayFact, RowFact, VersionFact
+from isles.ops.chaos.checker import Facts, HeldFact, ReplayFact, RowFact, VersionFact
 from isles.ops.chaos.logbook import Line, LogReader
 from isles.ops.history import pages
+from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder
 from isles.ops.tape import BrokerTape, StoreTape, open_tape
 from isles.proto.errors import IslesError, UsageError
 from isles.proto.ids import ContributionId
 
+_Fact = TypeVar("_Fact")
+
 NO_LOGS: Final = "there is no run folder with logs: name one, rather than a store or a broker"
-NO_DEBUG: Final = "learners say which versions they apply only with --log-level debug"
 
 
 def read_facts(
     run: Path | None,
-    broker: str | None,
+    reach: Reach | None,
     timeout_seconds: float,
     *,
     damaged_on_purpose: Sequence[str] = (),
@@ -34,9 +36,10 @@ def read_facts(
     """
     folder = RunFolder(run) if run is not None and (run / "logs").is_dir() else None
     said = logged(folder) if folder is not None else {"missing": _missing_logs()}
-    with open_tape(folder.store if folder is not None and is_ended else run, broker, timeout_seconds) as tape:
+    with open_tape(folder.store if folder is not None and is_ended else run, reach, timeout_seconds) as tape:
         versions = {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
         rows = tape.rows()
+        is_deterministic = tape.record.sync.is_deterministic
         num_averaged = sum(not fragment.is_buffers for fragment in _manifest(tape).fragments)
         replayed, why = _replay(tape) if has_replay else (None, "it was not asked for")
     rejected = [*said.pop("rejected", ()), *(row.id for row in rows or () if row.state == "rejected")]
@@ -48,6 +51,7 @@ def read_facts(
         rows=None if rows is None else [RowFact(row.id, row.state, row.settled_in) for row in rows],
         rejected=rejected,
         num_averaged=num_averaged,
+        is_deterministic=is_deterministic,
         replayed=replayed,
         damaged_on_purpose=damaged_on_purpose,
         missing=missing,
@@ -64,7 +68,8 @@ def _manifest(tape: StoreTape | BrokerTape) -> Any:
 def _version(info: Any) -> VersionFact:
     ingredients = info.recipe.ingredients if info.recipe is not None else ()
     made_from = tuple((one.id, one.tokens) for one in ingredients)
-    return VersionFact(info.version, info.epoch, info.tokens_total, made_from)
+    bases = tuple(one.base_version for one in ingredients)
+    return VersionFact(info.version, info.epoch, info.tokens_total, made_from, bases)
 
 
 def _replay(tape: StoreTape | BrokerTape) -> tuple[list[ReplayFact] | None, str]:
@@ -90,7 +95,7 @@ def _replay(tape: StoreTape | BrokerTape) -> tuple[list[ReplayFact] | None, str]
 
 
 def _missing_logs() -> dict[str, str]:
-    return dict.fromkeys(("the broker's log", "applied versions", "the log of `isles up`"), NO_LOGS)
+    return dict.fromkeys(("the broker's log", "the log of `isles up`"), NO_LOGS)
 
 
 def logged(folder: RunFolder) -> dict[str, Any]:
@@ -98,25 +103,18 @@ def logged(folder: RunFolder) -> dict[str, Any]:
     missing = {}
     broker = LogReader(folder.log("broker")).read()
     up = LogReader(folder.log("up")).read()
-    applied = list(_applied(folder))
     if not broker:
         missing["the broker's log"] = f"{folder.log('broker')} is missing or empty"
     if not up:
         missing["the log of `isles up`"] = f"{folder.log('up')} is missing or empty"
-    if not applied:
-        missing["applied versions"] = NO_DEBUG
     summary = folder.read_summary() or {}
     return {
         "accepted": _contributions(broker, "contribution.accepted") if broker else None,
         "rejected": _contributions(broker, "contribution.rejected"),
-        "commits": [
-            (int(line["fragment"]), int(line["version"]), int(line["epoch"]))
-            for line in broker
-            if line["event"] == "round.committed"
-        ]
+        "commits": [one for line in broker if line["event"] == "round.committed" for one in _readable(line, _commit)]
         if broker
         else None,
-        "applied": applied or None,
+        "held": [one for path in sorted(folder.logs.glob("*.jsonl")) for one in _held(LogReader(path).read())],
         "starts": _starts(up) if up else None,
         "num_up_starts": sum(line["event"] == "process.started" for line in up),
         "restarts_counted": folder.read_state().restarts,
@@ -127,11 +125,23 @@ def logged(folder: RunFolder) -> dict[str, Any]:
 
 
 def _contributions(lines: Sequence[Line], event: str) -> list[ContributionId]:
-    return [
-        ContributionId(str(line["learner"]), int(line["fragment"]), str(line["incarnation"]), int(line["number"]))
-        for line in lines
-        if line["event"] == event and "incarnation" in line
-    ]
+    def read(line: Line) -> list[ContributionId]:
+        fragment, number = int(line["fragment"]), int(line["number"])
+        return [ContributionId(str(line["learner"]), fragment, str(line["incarnation"]), number)]
+
+    return [one for line in lines if line["event"] == event for one in _readable(line, read)]
+
+
+def _commit(line: Line) -> list[tuple[int, int, int]]:
+    return [(int(line["fragment"]), int(line["version"]), int(line["epoch"]))]
+
+
+def _readable(line: Line, read: Callable[[Line], list[_Fact]]) -> list[_Fact]:
+    """What a line says; nothing if it is not as it was written, since nothing follows from a line that is missing."""
+    try:
+        return read(line)
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _starts(lines: Sequence[Line]) -> dict[str, int]:
@@ -143,11 +153,26 @@ def _starts(lines: Sequence[Line]) -> dict[str, int]:
     return starts
 
 
-def _applied(folder: RunFolder) -> Iterator[AppliedFact]:
-    for path in sorted(folder.logs.glob("*.jsonl")):
-        start = 0
-        for line in LogReader(path).read():
-            if line["event"] == "process.started":
-                start += 1
-            elif line["event"] == "version.applied":
-                yield AppliedFact(str(line["learner"]), start, int(line["fragment"]), int(line["version"]))
+def _held(lines: Sequence[Line]) -> Iterator[HeldFact]:
+    """Versions that a learner said it held: all of them when it joined and now and then, each one at level debug."""
+    start, is_joining = 0, True
+    for line in lines:
+        if line["event"] == "process.started":
+            start, is_joining = start + 1, True
+        elif line["event"] == "learner.joined":
+            is_joining = False
+        for fragment, version in _readable(line, _versions):
+            is_early = is_joining and line["event"] == "version.applied"
+            yield HeldFact(str(line.get("learner")), start, fragment, version, is_early)
+
+
+def _versions(line: Line) -> list[tuple[int, int]]:
+    found: Iterable[tuple[Any, Any]] = ()
+    match line["event"]:
+        case "learner.joined":
+            found = dict(line["versions"]).items()
+        case "learner.progressed":
+            found = enumerate(line["versions"])
+        case "version.applied":
+            found = [(line["fragment"], line["version"])]
+    return [(int(fragment), int(version)) for fragment, version in found]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from isles.ops.chaos.plan import KINDS, RANDOM_KINDS, Plan, RandomPlan, draw, parse_kinds, validate
+from isles.ops.chaos.plan import KINDS, RANDOM_KINDS, Kind, Plan, RandomPlan, draw, parse_kinds, validate
 from isles.proto.errors import ConfigError, UsageError
 
 PLAN_BYTES_MAX: Final = 16 << 20
@@ -33,13 +33,22 @@ def chaos_option() -> click.Option:
     return ChaosOption(["--chaos"], metavar="PLAN", default=None, help=text)
 
 
-def random_options(prefix: str) -> list[click.Parameter]:
-    """What `random` takes: `--every` and the like, with a prefix where a command has other options of those names."""
+def random_options(prefix: str, kinds: Sequence[Kind] = RANDOM_KINDS) -> list[click.Parameter]:
+    """What `random` takes: `--every` and the like, with a prefix where a command has other options of those names.
+
+    `kinds` are drawn where nothing else is said.
+    """
+    drawn = ",".join(dict.fromkeys(kinds))
     rows: tuple[tuple[str, type, str, str], ...] = (
         ("seed", int, "N", f"Seed of a random plan, and of what a file leaves to chance.  [default: {DEFAULTS.seed}]"),
         ("every", float, "SECONDS", f"A random fault so often.  [default: {DEFAULTS.every_seconds:g}]"),
         ("for", float, "SECONDS", f"Random faults for so long.  [default: {DEFAULTS.for_seconds:g}]"),
-        ("kinds", str, "KIND,KIND", f"What is drawn: {', '.join(KINDS)}.  [default: {','.join(RANDOM_KINDS)}]"),
+        (
+            "kinds",
+            str,
+            "KIND,KIND",
+            f"What is drawn: {', '.join(KINDS)}; what is named twice, twice as often.  [default: {drawn}]",
+        ),
         ("processes", str, "NAME,NAME", "To whom it may happen.  [default: everybody]"),
         ("lasting", float, "SECONDS", f"How long drawn faults last.  [default: {DEFAULTS.seconds:g}]"),
     )
@@ -49,8 +58,10 @@ def random_options(prefix: str) -> list[click.Parameter]:
     ]
 
 
-def read_plan(text: str, options: Mapping[str, Any], regions: Sequence[str] = ()) -> Plan:
-    """The plan of a file, or a drawn one; `options` are those of `random_options`, by their names.
+def read_plan(
+    text: str, options: Mapping[str, Any], regions: Sequence[str] = (), kinds: Sequence[Kind] = RANDOM_KINDS
+) -> Plan:
+    """The plan of a file, or a drawn one; `options` are those of `random_options`, by their names, as are `kinds`.
 
     Raises ConfigError with one sentence for a plan that is wrong, UsageError for a file that cannot be read.
     """
@@ -61,7 +72,7 @@ def read_plan(text: str, options: Mapping[str, Any], regions: Sequence[str] = ()
             raise ConfigError(f"{unused[0]} belongs to a random plan: the plan {text} says itself what happens when")
         plan = read_file(Path(text))
         return plan.model_copy(update={"seed": given["seed"]}) if "seed" in given else plan
-    wanted: dict[str, Any] = {"regions": tuple(regions)}
+    wanted: dict[str, Any] = {"regions": tuple(regions), "kinds": tuple(kinds)}
     for name, key in (("seed", "seed"), ("every", "every_seconds"), ("for", "for_seconds"), ("lasting", "seconds")):
         if name in given:
             wanted[key] = given[name]

@@ -47,7 +47,15 @@ SECONDS_MAX: Final = 86_400.0
 RANDOM_SECONDS: Final = 15.0
 """How long a drawn freeze lasts: above the lease of a learner (10 s) and of an outer (3 s)."""
 RANDOM_KINDS: Final[tuple[Kind, ...]] = ("kill", "freeze")
-"""What is drawn where nothing else is said: it needs neither a proxy nor a disk of its own."""
+"""What is drawn for a run that is under way, where nothing else is said: it needs no links and no disk of its own."""
+RANDOM_KINDS_WITH_LINKS: Final[tuple[Kind, ...]] = (
+    "kill", "kill", "kill", "kill", "freeze", "freeze", "freeze", "delay", "rate", "blackhole", "refuse", "reset", "cut"
+)  # fmt: skip
+"""What `isles up` draws where nothing else is said: whatever costs time and nothing else, and processes die most often.
+
+The others are for who asks for them: kill-all and disk-full hit everybody at once, and what corrupt hits may be what
+the run cannot do without (docs/concepts/failures.md).
+"""
 RANDOM_ROLES: Final[tuple[Role, ...]] = ("worker", "worker", "worker", "outer", "broker", "evaluator")
 """Whom a drawn fault hits: workers as often as all others together, as there are more of them."""
 DELAY_SECONDS: Final = 0.2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isles.ops.chaos.checker import Finding, is_kept
 from isles.ops.chaos.measures import Effect, Measures
+from isles.ops.chaos.showing import names
 from isles.ops.wording import amount, rate, seconds_text
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERDICTS: Final = {"holds": "[green]holds[/]", "broken": "[bold red]BROKEN[/]", "unknown": "[yellow]unknown[/]"}
-TARGETS_SHOWN: Final = 4
 
 
 def as_json(
@@ -72,13 +72,11 @@ def _faults(faults: Sequence[Any], effects: Sequence[Effect], began: float) -> T
     table = _table("fault", "at", "for", "whom", "rounds", "tokens", "steps/s of the others", "lost")
     found = {effect.fault.number: effect for effect in effects}
     for fault in faults:
-        whom = ", ".join(fault.targets[:TARGETS_SHOWN])
-        whom += f" and {len(fault.targets) - TARGETS_SHOWN} more" if len(fault.targets) > TARGETS_SHOWN else ""
+        whom = names(fault.targets)
         effect = found.get(fault.number)
         if effect is None:
-            table.add_row(
-                fault.kind, seconds_text(fault.began_unix - began), "", f"{whom} skipped: {fault.failure}".strip()
-            )
+            fate = f"{whom}: skipped: {fault.failure}".removeprefix(": ") if fault.failure else whom
+            table.add_row(fault.kind, seconds_text(fault.began_unix - began), "", fate)
             continue
         usual = [one.steps_per_second_before for one in effect.survivors]
         then = [one.steps_per_second_during for one in effect.survivors]

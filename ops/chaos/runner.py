@@ -34,7 +34,9 @@ from isles.ops.chaos.damage import Ballast, corrupt_blob
 from isles.ops.chaos.measures import FaultRecord
 from isles.ops.chaos.plan import Plan
 from isles.ops.chaos.proxy import Network
+from isles.ops.chaos.showing import begun, happened, over, shown
 from isles.ops.chaos.targets import Targets, send_signal
+from isles.ops.fault_view import FaultsShown
 from isles.proto.clock import Clock
 from isles.proto.errors import IslesError, UsageError
 from isles.proto.logs import Logger
@@ -68,8 +70,12 @@ class Runner:
         network: Network | None = None,
         store: Path | None = None,
         room: Room | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """Without a network, a store or room, faults that need them are skipped, each with a sentence."""
+        """Without a network, a store or room, faults that need them are skipped, each with a sentence.
+
+        `tell` hears a sentence about each fault when it happens, on the thread of `run`.
+        """
         self._chance = random.Random(plan.seed)
         self.campaign = Campaign(plan, self._chance)
         self._targets = targets
@@ -81,6 +87,9 @@ class Runner:
         self._details: dict[int, str] = {}
         self._said: dict[int, str] = {}
         self._has_to_stop = False
+        self._tell = tell
+        self.shown: FaultsShown = shown(self.campaign)
+        """How things stand, replaced as a whole: another thread may read it."""
         self._offset = clock.unix() - clock.now()
         self.damaged: list[str] = []
         """Digests of the blobs that were damaged."""
@@ -105,10 +114,13 @@ class Runner:
                 if not is_begun and has_begun():
                     is_begun = True
                     events.append(Begun())
+                    self._tell(begun(self.campaign.plan))
                 self._handle([*events, Stopped() if self._has_to_stop or is_ending() else Tick()])
                 time.sleep(POLL_SECONDS)
         finally:
             self._handle([Stopped()])
+        if is_begun and self.campaign.plan.fault:
+            self._tell(over(self.campaign.plan))
 
     def records(self) -> list[FaultRecord]:
         """All faults so far, in the order of their times, in unix seconds."""
@@ -133,6 +145,7 @@ class Runner:
                     if not isinstance(instruction, Thaw | FreeDisk):  # whoever is gone needs no thawing
                         waiting.append(Failed(number, str(error)))
         self._say()
+        self.shown = shown(self.campaign)
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
@@ -191,6 +204,8 @@ class Runner:
             if before == state:
                 continue
             self._said[number] = state
+            if before is None or injection.failure:
+                self._tell(happened(injection, len(self.campaign.plan.fault)))
             if injection.failure:
                 self._logger.warning("fault.skipped", fault=number, kind=kind, text=injection.failure)
                 continue

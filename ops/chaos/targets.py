@@ -1,19 +1,15 @@
 """Finding the processes of a run, and sending them signals.
 
-Under `isles up` they are in its log; of a compose project Docker knows them. A signal goes to the process itself, never
-through Docker: for Docker, a container that it was asked to kill was stopped by hand and is not started again.
+Under `isles up` they are in its log; those of a compose project are in `isles.ops.chaos.compose`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
-import subprocess
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from isles.ops.chaos.campaign import Process
 from isles.ops.chaos.logbook import LogReader
@@ -22,8 +18,6 @@ from isles.ops.run_folder import RunFolder
 from isles.proto.errors import UsageError
 
 PROCESSES: Final = Path("/proc/self")
-DOCKER_SECONDS: Final = 20.0
-"""For Docker to say what runs; a busy one takes seconds."""
 ROLE_OF_COMMAND: Final[dict[str, Role]] = {
     "broker": "broker", "outer": "outer", "worker": "worker", "evaluate": "evaluator"
 }  # fmt: skip
@@ -43,7 +37,7 @@ class FolderTargets:
 
     def __init__(self, folder: RunFolder, regions: dict[str, str]) -> None:
         """`regions` is worker -> region. Raises UsageError where processes cannot be told apart."""
-        _check_machine()
+        check_machine()
         self._log = LogReader(folder.log("up"))
         self._broker_log = LogReader(folder.log("broker"))
         self._merging = ""
@@ -65,45 +59,11 @@ class FolderTargets:
 
     def _process(self, name: str, pid: int) -> Process | None:
         words = command_line(pid)
-        role = _role(words)
+        role = role_of(words)
         birth = birth_of(pid)
         if role is None or birth is None:
             return None
         return Process(name, role, self._regions.get(name, ""), pid, birth, is_merging=name == self._merging)
-
-
-class ComposeTargets:
-    """The processes of a compose project, from Docker: the first process of each container."""
-
-    def __init__(self, project: str) -> None:
-        """Raises UsageError where processes cannot be told apart."""
-        _check_machine()
-        self._project = project
-
-    def find(self) -> tuple[Process, ...]:
-        label = f"label=com.docker.compose.project={self._project}"
-        names = _docker("ps", "--quiet", "--no-trunc", "--filter", label).split()
-        if not names:
-            raise UsageError(f"no container of the compose project {self._project} is running on this machine")
-        found = []
-        for container in json.loads(_docker("inspect", *names)):
-            process = container_process(container)
-            if process is not None:
-                found.append(process)
-        return tuple(found)
-
-
-def container_process(container: dict[str, Any]) -> Process | None:
-    """What `docker inspect` says of a container as a process; None if it is none of ours, or does not run."""
-    config, state = container.get("Config") or {}, container.get("State") or {}
-    arguments = [str(part) for part in (container.get("Args") or [])]
-    role = _role([str(container.get("Path") or ""), *arguments])
-    pid = int(state.get("Pid") or 0)
-    if role is None or not pid or not state.get("Running"):
-        return None
-    variables = dict(str(line).partition("=")[::2] for line in config.get("Env") or [])
-    region = variables.get("ISLES_WORKER__REGION", "local" if role == "worker" else "")
-    return Process(str(container.get("Name") or "").lstrip("/"), role, region, pid, birth_of(pid) or 0)
 
 
 def send_signal(process: Process, number: signal.Signals) -> None:
@@ -140,31 +100,17 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Raises UsageError where processes cannot be told apart."""
     if not PROCESSES.is_dir():
         raise UsageError(
             f"faults on purpose need Linux: without {PROCESSES} a signal could reach the wrong process; use a container"
         )
 
 
-def _role(words: list[str]) -> Role | None:
+def role_of(words: list[str]) -> Role | None:
     """`... isles ROLE ...`: the word after the program."""
     for program, command in pairwise(words):
         if Path(program).name == "isles" and command in ROLE_OF_COMMAND:
             return ROLE_OF_COMMAND[command]
     return None
-
-
-def _docker(*arguments: str) -> str:
-    program = shutil.which("docker")
-    if program is None:
-        raise UsageError("there is no `docker` on this machine: --compose needs it; --run-dir does not")
-    try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=DOCKER_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"docker {arguments[0]} did not answer within {DOCKER_SECONDS:g} s") from error
-    if done.returncode:
-        raise UsageError(f"docker {arguments[0]} failed: {' '.join(done.stderr.split())[:300]}")
-    return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from isles.ops.chaos.plan import Plan
 from isles.ops.chaos.proxy import Network
 from isles.ops.chaos.runner import Runner
 from isles.ops.chaos.targets import FolderTargets, Targets, send_signal
+from isles.ops.fault_view import FaultsShown
 from isles.ops.run_folder import RunFolder
 from isles.proto.clock import SystemClock
 from isles.proto.logs import make_logger
@@ -49,6 +51,7 @@ class Disturbance:
         self._network = Network(broker, list(regions)) if plan.has_network_faults else None
         targets = FolderTargets(folder, regions)
         self.logger = make_logger("chaos", folder.path.name, file=folder.log("chaos"))
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._runner = Runner(
             plan,
             targets,
@@ -57,6 +60,7 @@ class Disturbance:
             network=self._network,
             store=folder.store,
             room=BrokerRoom(folder.store, commands, targets),
+            tell=self._news.put,
         )
         self._thread = threading.Thread(target=self._work, name="chaos", daemon=True)
 
@@ -74,6 +78,14 @@ class Disturbance:
         self._thread.join(JOIN_SECONDS)
         if self._network is not None:
             self._network.close()
+
+    def news(self) -> list[str]:
+        """Sentences about the faults since the last call."""
+        return [self._news.get() for _ in range(self._news.qsize())]
+
+    def shown(self) -> FaultsShown:
+        """What a display shows of them."""
+        return self._runner.shown
 
     def conclude(self, *, is_silent: bool) -> bool:
         """After the end of the run: checks and measures it, writes `chaos.json`, and tells. Whether all was kept.

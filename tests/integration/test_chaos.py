@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +58,7 @@ def disturb(run: SmallRun, kind: str, *flags: str, **fault: Any) -> dict[str, An
     assert unkept(report) == []
     assert report["is_kept"]
     assert "every accepted contribution" in out
+    assert f"fault 1 of 1: {kind}" in out
     (record,) = report["faults"]
     assert record["failure"] == ""
     return report
@@ -145,8 +147,24 @@ def test_chaos_comes_to_a_run_from_outside_and_says_what_it_cannot_do(small_run:
     assert (gone.returncode, "no `isles up` is running" in gone.stderr) == (2, True)
 
 
+@pytest.mark.soak
+def test_a_damaged_payload_that_a_new_outer_needs_ends_the_run_with_one_sentence(small_run: SmallRun) -> None:
+    process = small_run.begin(*FLAGS)
+    small_run.wait_for(process, lambda: small_run.count("broker", "round.committed") >= 4, "round 4")
+    for path in (small_run.run_dir / "store" / "blobs").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    starts = [one["pid"] for one in small_run.events("up") if one.get("child") == "outer"]
+    os.kill(starts[-1], signal.SIGKILL)
+    out, err = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 1, out + err
+    (sentence,) = [line for line in err.splitlines() if line.startswith("isles: ")]
+    assert "outer cannot run (exit code 6, 3 times)" in sentence
+    assert "cannot be merged any more" in sentence
+    assert small_run.count("outer", "recovery.failed") <= 12, "three outers look twice at two fragments"
+
+
 def test_a_machine_that_crashed_resumes_at_what_was_acknowledged_and_a_lie_is_found(small_run: SmallRun) -> None:
-    process = small_run.begin(*FLAGS, "--log-level=debug")
+    process = small_run.begin(*FLAGS)
     small_run.wait_for(process, lambda: small_run.count("broker", "round.committed") >= 8, "round 8")
     small_run.kill_everything(process)
     before = {one["version"] for one in small_run.events("broker") if one["event"] == "round.committed"}

@@ -20,6 +20,7 @@ from isles.ops.display import (
     progress_line,
     render,
 )
+from isles.ops.fault_view import FaultShown, FaultsShown
 from isles.ops.log_watch import Warned
 from isles.ops.summary import summarise
 from isles.ops.summary_view import render_summary
@@ -172,6 +173,18 @@ def test_without_a_terminal_a_line_is_printed_now_and_then_and_events_at_once(vi
     display.close()
 
 
+def test_without_a_terminal_no_event_is_lost_however_many_come_at_once(view: View) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    display = LineDisplay(console)
+    display.update(view, 50.0)
+    for number in range(40):
+        view.note(51.0, f"learner {number} died")
+    display.update(view, 51.0)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("died") == 40
+    assert text_of(render(view, 51.0)).count("died") == 5
+
+
 def test_the_last_warning_is_one_line_that_fits_eighty_columns(view: View) -> None:
     assert "warning of" not in text_of(render(view, 50.0))
     view.warn(40.0, Warned("us-0", "warning", "checkpoint.failed: the disk is full"))
@@ -180,6 +193,51 @@ def test_the_last_warning_is_one_line_that_fits_eighty_columns(view: View) -> No
     assert [line for line in lines if "error of outer: process.failed: no room" in line]
     assert not [line for line in lines if "checkpoint.failed" in line]
     assert max(map(len, lines)) <= 80
+
+
+FROZEN = FaultShown("fault 3 of 12: freeze us-0", 54.0, frozenset({"us-0"}), "frozen", started_before=39.0)
+FULL = FaultShown("fault 4 of 12: disk-full the store", 62.0, frozenset({"broker"}), "disk full")
+
+
+def line_of(text: str, begin: str) -> str:
+    return next(line.strip() for line in text.splitlines() if line.strip().startswith(begin))
+
+
+def test_a_fault_is_shown_while_it_lasts_beside_its_process_and_below(view: View) -> None:
+    view.faults = FaultsShown(12, 4, next_at=80.0, lasting=(FROZEN, FULL))
+    text = text_of(render(view, 50.0), width=80)
+    assert "frozen, 4 s" in line_of(text, "us-0")
+    assert "disk full, 12 s" in line_of(text, "broker")
+    assert line_of(text, "fault 3") == "fault 3 of 12: freeze us-0 (4 s left)"
+    assert line_of(text, "fault 4") == "fault 4 of 12: disk-full the store (12 s left)"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_process_that_died_meanwhile_is_not_called_frozen(view: View) -> None:
+    view.faults = FaultsShown(12, 3, lasting=(FROZEN,))
+    child = view.children["us-0"]
+    child.is_running, child.restart_at = False, 52.0
+    assert "starts again in 2 s" in line_of(text_of(render(view, 50.0)), "us-0")
+    child.is_running, child.restart_at, child.started_at = True, None, 49.9
+    assert "frozen" not in line_of(text_of(render(view, 50.0)), "us-0")
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        (FaultsShown(12), "12 faults to come, once the first round is committed"),
+        (FaultsShown(12, 0, next_at=53.0), "0 of 12 faults so far, the next in 3 s"),
+        (FaultsShown(12, 5, next_at=49.0), "5 of 12 faults so far, the next in 0 s"),
+        (FaultsShown(1, 1, is_over=True), "1 fault, all over"),
+    ],
+)
+def test_between_two_faults_it_is_told_how_many_there_are(faults: FaultsShown, words: str, view: View) -> None:
+    view.faults = faults
+    assert words in text_of(render(view, 50.0))
+
+
+def test_a_run_without_faults_says_nothing_about_them(view: View) -> None:
+    assert "fault" not in text_of(render(view, 50.0))
 
 
 def test_without_a_terminal_warnings_are_told_with_the_next_line(view: View) -> None:

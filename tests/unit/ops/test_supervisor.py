@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from isles.ops.display import SilentDisplay, View
+from isles.ops.fault_view import FaultsShown
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.supervision import Supervision
 from isles.ops.supervisor import Signals, Supervisor
@@ -26,7 +27,7 @@ class House:
         supervision = Supervision.of([("us-0", "worker")], drain_seconds=1.0, stall_seconds=0.0)
         supervision.start(self.clock.now())
         self.view = View(folder, Budget(rounds=1), supervision.children, {"us-0": "us"}, started_at=100.0)
-        watch: Any = SimpleNamespace(status=None, reports=[])
+        watch: Any = SimpleNamespace(status=None, status_at=None, reports=[])
         self.supervisor = Supervisor(
             supervision,
             {"us-0": []},
@@ -39,7 +40,16 @@ class House:
             logger=ListLogger(),
             clock=self.clock,
             signals=Signals(),
+            faults=self,
         )
+        self.told = ["fault 1 of 2: kill us-0"]
+
+    def news(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+    def shown(self) -> FaultsShown:
+        return FaultsShown(2, 1, next_at=200.0)
 
     def sees(self, *, seen_at: float, is_live: bool = True, learner: str = "us-0") -> list[str]:
         """The notes about a learner that the broker last heard at this second."""
@@ -86,3 +96,10 @@ def test_a_worker_that_is_restarted_within_its_lease_has_not_gone(house: House) 
     assert house.sees(seen_at=109.0) == ["us-0 joined"]
     house.supervisor._supervision.children["us-0"].started_at = 110.0
     assert house.sees(seen_at=109.0) == []
+
+
+def test_faults_are_noted_once_when_they_happen_and_shown_as_they_stand(house: House) -> None:
+    house.supervisor._show()
+    house.supervisor._show()
+    assert [text for _, text in house.view.events] == ["fault 1 of 2: kill us-0"]
+    assert house.view.faults == FaultsShown(2, 1, next_at=200.0)

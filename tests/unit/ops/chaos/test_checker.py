@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from isles.ops.chaos.checker import (
-    AppliedFact,
     Facts,
+    HeldFact,
     ReplayFact,
     RowFact,
     VersionFact,
@@ -28,15 +28,20 @@ def kept() -> Facts:
         versions={
             0: (
                 VersionFact(0, 0, 0),
-                VersionFact(1, 1, 10, ((FIRST, 10),)),
-                VersionFact(2, 3, 35, ((OTHER, 5), (SECOND, 20))),
+                VersionFact(1, 1, 10, ((FIRST, 10),), (0,)),
+                VersionFact(2, 3, 35, ((OTHER, 5), (SECOND, 20)), (0, 1)),
             )
         },
         rows=(RowFact(LAST, "pending"), RowFact(OTHER, "merged", 2)),
         accepted=(FIRST, OTHER, SECOND, THIRD, LAST),
         rejected=(THIRD,),
         commits=((0, 1, 1), (0, 2, 3)),
-        applied=(AppliedFact("us-0", 1, 0, 0), AppliedFact("us-0", 1, 0, 2), AppliedFact("us-0", 2, 0, 1)),
+        held=(
+            HeldFact("us-0", 1, 0, 0),
+            HeldFact("us-0", 1, 0, 1),
+            HeldFact("us-0", 2, 0, 0, is_joining=True),
+            HeldFact("us-0", 2, 0, 2),
+        ),
         starts={"us-0": 2, "broker": 1},
         num_up_starts=1,
         restarts_counted={"us-0": 1},
@@ -68,6 +73,10 @@ def test_a_run_that_lost_nothing_keeps_all_promises() -> None:
     assert len(verdicts(kept())) == 10
 
 
+def held(facts: Facts, *more: HeldFact) -> Facts:
+    return replace(facts, held=(*facts.held, *more))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -93,10 +102,15 @@ def test_a_run_that_lost_nothing_keeps_all_promises() -> None:
             "counts 34 tokens, its recipes 35",
         ),
         (lambda facts: replace(facts, tokens_merged=40.0), "the summary counts 40"),
+        (lambda facts: held(facts, HeldFact("us-0", 2, 0, 1)), "us-0: fragment 0: version 1 after 2"),
+        (lambda facts: held(facts, HeldFact("us-0", 2, 0, 1, is_joining=True)), "version 1 after 2"),
+        (lambda facts: held(facts, HeldFact("us-0", 3, 0, 1)), "version 1 after 2"),
+        (lambda facts: held(facts, HeldFact("us-0", 3, 0, 0, is_joining=True), HeldFact("us-0", 3, 0, 1)), "1 after 2"),
         (
-            lambda facts: replace(facts, applied=(*facts.applied, AppliedFact("us-0", 1, 0, 1))),
-            "version 1 after 2",
+            lambda facts: version(facts, 3, VersionFact(3, 3, 40, ((THIRD, 5),), (0,))),
+            "us-0: fragment 0: what is in version 3 is based on 0, after 1",
         ),
+        (lambda facts: version(facts, 3, VersionFact(3, 3, 40, ((THIRD, 5),), (3,))), "version 3 is based on 3"),
         (lambda facts: replace(facts, restarts_counted={}), "us-0 was started again 1 times, and 0 were counted"),
         (lambda facts: replace(facts, replayed=(ReplayFact(0, 1, 1, "it differs"),)), "it differs"),
     ],
@@ -114,6 +128,29 @@ def test_what_cannot_be_read_is_unknown_and_not_broken() -> None:
     assert found["rounds that were announced exist"].text == "no log"
     assert found["the tape replays bit by bit"].text == "no numpy"
     assert found["rows agree with recipes"].verdict == "unknown"
+    assert found["no learner applies an older version after a newer one"].verdict == "holds", "recipes have the bases"
+
+
+def test_what_learners_held_is_unknown_only_where_nothing_was_merged_and_no_log_is_there() -> None:
+    promise = "no learner applies an older version after a newer one"
+    young = Facts(versions={0: (VersionFact(0, 0, 0),)})
+    assert verdicts(young)[promise] == "unknown"
+    assert verdicts(held(young, HeldFact("us-0", 1, 0, 0)))[promise] == "holds"
+
+
+def test_a_checkpoint_of_a_learner_that_comes_back_may_be_old_until_it_has_joined() -> None:
+    back = (HeldFact("us-0", 3, 0, 0, is_joining=True), HeldFact("us-0", 3, 0, 1, is_joining=True))
+    assert broken(held(kept(), *back, HeldFact("us-0", 3, 0, 2))) == []
+    again = HeldFact("us-0", 3, 0, 0, is_joining=True)
+    assert broken(held(kept(), *back, again)) == ["us-0: fragment 0: version 0 after 1"]
+
+
+def test_a_learner_of_a_deterministic_run_goes_through_the_versions_after_its_checkpoint_once_more() -> None:
+    assert broken(replace(held(kept(), HeldFact("us-0", 3, 0, 1)), is_deterministic=True)) == []
+
+
+def test_learners_are_told_apart_and_so_are_fragments() -> None:
+    assert broken(held(kept(), HeldFact("eu-0", 1, 0, 0), HeldFact("us-0", 2, 1, 0))) == []
 
 
 def test_of_a_running_broker_the_newest_contribution_of_each_learner_may_be_pending() -> None:
@@ -130,7 +167,10 @@ def test_a_blob_that_was_damaged_on_purpose_explains_a_tape_that_ends_there() ->
     text = "blob 0123456789ab in the store is damaged"
     facts = replace(kept(), replayed=(ReplayFact(0, 1, 1, text),))
     assert broken(facts) == [f"fragment 0: {text}"]
-    assert broken(replace(facts, damaged_on_purpose=("0123456789ab" + "0" * 52,))) == []
+    explained = replace(facts, damaged_on_purpose=("0123456789ab" + "0" * 52,))
+    assert broken(explained) == []
+    (told,) = [one.text for one in check(explained) if "tape" in one.promise]
+    assert told == "1 versions recomputed; fragment 0 only up to 1, as blob 0123456789ab was damaged on purpose"
 
 
 def test_only_a_few_examples_of_many_faults_are_told() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isles.ops.chaos.checker import AppliedFact
+from isles.ops.chaos.checker import HeldFact
 from isles.ops.chaos.conclusion import damaged_before, read_logs
 from isles.ops.chaos.facts import logged
 from isles.ops.chaos.logbook import LogReader, parse, unix_of
@@ -68,20 +68,39 @@ def test_logs_give_contributions_commits_starts_and_applied_versions(folder: Run
     child = {"event": "child.started", "child": "us-0", "pid": 1}
     say(folder, "up", {"event": "process.started"}, child, child, {"event": "run.finished"})
     applied = {"event": "version.applied", "learner": "us-0", "fragment": 1, "version": 3}
-    say(folder, "us-0", {"event": "process.started"}, applied, {"event": "process.started"}, applied)
+    joined = {"event": "learner.joined", "learner": "us-0", "versions": {"0": 5, "1": 4}}
+    progressed = {"event": "learner.progressed", "learner": "us-0", "versions": [5, 6]}
+    began = {"event": "process.started"}
+    say(folder, "us-0", began, applied, joined, progressed, applied, began, progressed)
     found = logged(folder)
     assert found["accepted"] == [ContributionId("us-0", 1, "ab" * 8, 7)]
     assert found["commits"] == [(1, 3, 2)]
     assert (found["starts"], found["num_up_starts"], found["has_ended_in_order"]) == ({"us-0": 2}, 1, True)
-    assert found["applied"] == [AppliedFact("us-0", 1, 1, 3), AppliedFact("us-0", 2, 1, 3)]
+    assert found["held"] == [
+        HeldFact("us-0", 1, 1, 3, is_joining=True),
+        *(HeldFact("us-0", 1, 0, 5), HeldFact("us-0", 1, 1, 4)),
+        *(HeldFact("us-0", 1, 0, 5), HeldFact("us-0", 1, 1, 6)),
+        HeldFact("us-0", 1, 1, 3),
+        *(HeldFact("us-0", 2, 0, 5), HeldFact("us-0", 2, 1, 6)),
+    ]
     assert found["missing"] == {}
+
+
+def test_lines_that_somebody_has_damaged_are_left_out(folder: RunFolder) -> None:
+    say(folder, "broker", ACCEPTED, {**ACCEPTED, "number": "seven"}, {"event": "contribution.accepted"})
+    say(folder, "broker", {"event": "round.committed"}, {"event": "round.committed", "fragment": [], "version": 1})
+    say(folder, "us-0", {"event": "learner.joined", "versions": {"a": 1}}, {"event": "version.applied"})
+    say(folder, "us-0", {"event": "learner.progressed", "versions": ["x"]}, {"event": "learner.joined", "versions": 3})
+    found = logged(folder)
+    assert found["accepted"] == [ContributionId("us-0", 1, "ab" * 8, 7)]
+    assert found["commits"] == found["held"] == []
 
 
 def test_what_logs_do_not_say_is_named(folder: RunFolder) -> None:
     say(folder, "us-0", {"event": "process.started"})
     found = logged(folder)
-    assert found["accepted"] is found["commits"] is found["applied"] is found["starts"] is None
-    assert "--log-level debug" in found["missing"]["applied versions"]
+    assert found["accepted"] is found["commits"] is found["starts"] is None
+    assert found["held"] == []
     assert "broker.jsonl is missing" in found["missing"]["the broker's log"]
 
 

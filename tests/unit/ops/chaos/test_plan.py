@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from isles.ops.chaos.options import RANDOM, read_plan
-from isles.ops.chaos.plan import KINDS, NETWORK_KINDS, Fault, RandomPlan, draw, parse_kinds, validate
+from isles.ops.chaos.plan import (
+    KINDS,
+    NETWORK_KINDS,
+    RANDOM_KINDS,
+    RANDOM_KINDS_WITH_LINKS,
+    Fault,
+    RandomPlan,
+    draw,
+    parse_kinds,
+    validate,
+)
 from isles.proto.errors import ConfigError, UsageError
 
 
@@ -93,6 +103,15 @@ def test_the_same_seed_draws_the_same_plan_and_another_one_another() -> None:
 def test_faults_are_drawn_for_those_that_are_named() -> None:
     plan = read_plan(RANDOM, {"chaos_processes": "us-0, outer", "chaos_kinds": "kill", "chaos_for": 200.0})
     assert {fault.process for fault in plan.fault} == {"us-0", "outer"}
+
+
+def test_what_is_drawn_unasked_needs_no_links_of_a_run_under_way_and_never_costs_more_than_time() -> None:
+    from_outside = read_plan(RANDOM, {"chaos_for": 1000.0}, ["us"])
+    assert {fault.kind for fault in from_outside.fault} == set(RANDOM_KINDS)
+    under_up = read_plan(RANDOM, {"chaos_for": 3000.0}, ["us"], RANDOM_KINDS_WITH_LINKS)
+    drawn = [fault.kind for fault in under_up.fault]
+    assert set(drawn) == set(KINDS) - {"kill-all", "disk-full", "corrupt"}
+    assert max(set(drawn), key=drawn.count) == "kill"
 
 
 def test_a_random_plan_that_cannot_be_drawn_is_refused() -> None:

@@ -72,6 +72,37 @@ def test_a_plan_is_carried_out_and_recorded(world: World) -> None:
     assert kill.began_unix > 1_700_000_000
 
 
+def test_each_fault_is_told_when_it_happens_and_shown_while_it_lasts(world: World) -> None:
+    told: list[tuple[float, str]] = []
+    found = world.runner(
+        {"at": 1.0, "kind": "freeze", "process": "us-0", "seconds": 2.0},
+        {"at": 2.0, "kind": "corrupt"},
+        {"at": 4.0, "kind": "kill"},
+        tell=lambda text: told.append((world.clock.now(), text.partition(" on this machine's disk")[0])),
+    )
+    shown = {}
+
+    def is_ending() -> bool:
+        shown[round(world.clock.now(), 1)] = found.shown
+        return False
+
+    found.run(lambda: True, is_ending)
+    assert [text for _, text in told] == [
+        "the time of the plan begins: 3 faults within 4.0 s",
+        "fault 1 of 3: freeze us-0 for 2 s",
+        "fault 2 of 3 is left out: corrupt the store: the store is not",
+        "fault 3 of 3: kill us-0",
+        "the faults are over, 3 in all",
+    ]
+    assert [at for at, _ in told] == pytest.approx([0.0, 1.0, 2.0, 4.0, 4.0], abs=0.15)
+    (frozen,) = shown[1.5].lasting
+    assert (frozen.text, frozen.processes, frozen.state) == ("fault 1 of 3: freeze us-0", {"us-0"}, "frozen")
+    assert frozen.ends_at == pytest.approx(3.0, abs=0.15)
+    assert (shown[1.5].num_begun, shown[1.5].next_at) == (1, pytest.approx(2.0, abs=0.15))
+    assert shown[3.5].lasting == ()
+    assert (found.shown.is_over, found.shown.next_at) == (True, None)
+
+
 def test_a_run_that_ends_is_left_as_it_was(world: World) -> None:
     found = world.runner({"at": 0.0, "kind": "freeze", "seconds": 1000.0}, {"at": 50.0, "kind": "kill"})
     found.run(lambda: True, lambda: world.clock.now() >= 3)

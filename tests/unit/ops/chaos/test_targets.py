@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from isles.ops.chaos.campaign import Process
-from isles.ops.chaos.targets import ComposeTargets, FolderTargets, birth_of, container_process, send_signal
+from isles.ops.chaos.targets import FolderTargets, birth_of, send_signal
 from isles.ops.run_folder import RunFolder
 from isles.proto.errors import UsageError
 
@@ -72,30 +71,6 @@ def test_a_signal_is_not_sent_to_another_process_of_the_same_number(sleeper: sub
         send_signal(Process("us-0", "worker", "us", sleeper.pid, birth), signal.SIGKILL)
 
 
-def container(**changes: object) -> dict[str, object]:
-    return {
-        "Name": "/isles-worker-us-1",
-        "Path": "isles",
-        "Args": ["worker"],
-        "State": {"Running": True, "Pid": os.getpid()},
-        "Config": {"Env": ["PATH=/bin", "ISLES_WORKER__REGION=us"]},
-    } | changes
-
-
-def test_a_container_is_a_process_with_role_and_region() -> None:
-    found = container_process(container())
-    assert found == Process("isles-worker-us-1", "worker", "us", os.getpid(), birth_of(os.getpid()) or 0)
-    broker = container_process(container(Args=["broker"], Config={"Env": []}))
-    assert broker is not None
-    assert (broker.role, broker.region) == ("broker", "")
-
-
-def test_containers_that_are_not_ours_or_do_not_run_are_left_alone() -> None:
-    assert container_process(container(Path="postgres", Args=[])) is None
-    assert container_process(container(State={"Running": False, "Pid": 0})) is None
-    assert container_process({}) is None
-
-
 def test_a_machine_that_cannot_tell_processes_apart_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("isles.ops.chaos.targets.PROCESSES", tmp_path / "nothing")
     with pytest.raises(UsageError, match="need Linux"):
@@ -109,9 +84,3 @@ def test_the_outer_that_has_the_lease_is_known(sleeper: subprocess.Popen[bytes],
     assert [process.is_merging for process in targets.find()] == [False]
     folder.log("broker").write_text('{"event": "outer.leased", "outer": "us-0"}\n', encoding="utf-8")
     assert [process.is_merging for process in targets.find()] == [True]
-
-
-def test_a_machine_without_docker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(UsageError, match="there is no `docker`"):
-        ComposeTargets("isles").find()
