@@ -11,7 +11,7 @@ from isles.ops.settings import section_models
 from isles.proto.config import Stated, resolve, variable_name
 from isles.proto.errors import ConfigError
 
-OTHER_TOML_FILES = {"event_texts.toml", "pyproject.toml"}
+OTHER_TOML_FILES = {"cases.toml", "event_texts.toml", "pyproject.toml"}
 """TOML that holds no settings."""
 
 VARIABLE = re.compile(r"^\s*-?\s*(ISLES_[A-Z_]+)\s*[:=]\s*(.*?)\s*(?:#.*)?$", re.MULTILINE)
@@ -36,6 +36,7 @@ def test_every_settings_file_is_valid(text_files: list[Path]) -> None:
 
 def test_every_variable_of_the_compose_file_is_a_valid_setting(root: Path) -> None:
     services = compose_variables(root)
+    assert services.pop("keys") == {}
     assert set(services) == {"broker", "outer", "worker-us", "worker-eu", "evaluator"}
     for name, variables in services.items():
         assert variables, name
