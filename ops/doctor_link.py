@@ -40,6 +40,8 @@ BLOB_BYTES_WANTED: Final = 4 << 20
 BLOB_BYTES_MAX: Final = 1 << 30
 """Larger ones are left alone: the doctor's memory is small."""
 LEAVE_SECONDS: Final = 1.0
+DENIAL_SECONDS: Final = 15.0
+"""Until a transport is sure that its key will never open this broker; it tries everything more than once."""
 ROLES: Final[dict[str, Role]] = {"operator": "operator", "outer": "outer"}
 """Role of a key -> the role that looks around with it and disturbs nobody. A worker that says HELLO is a learner, for
 which rounds wait."""
@@ -109,13 +111,14 @@ class Link:
         transport: ClientTransport,
         timeout_seconds: float,
         *,
-        key_role: str = "operator",
+        key_role: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`timeout_seconds` is for each single answer; `key_role` that of the key of this process, if it has one."""
         self._meter = Meter(transport)
         self._timeout_seconds = timeout_seconds
-        self._role = ROLES.get(key_role)
+        self._first_seconds = timeout_seconds if key_role is None else max(timeout_seconds, DENIAL_SECONDS)
+        self._role = ROLES.get(key_role or "operator")
         self._clock: Clock = clock or SystemClock()
         self._connection = Connection(self._hello(), self._meter, self._clock)
         self.measured = Measured()
@@ -162,7 +165,7 @@ class Link:
         return None
 
     def _first_status(self) -> Status | None:
-        deadline = self._clock.now() + self._timeout_seconds
+        deadline = self._clock.now() + self._first_seconds
         while (left := deadline - self._clock.now()) > 0 and not self.measured.refusal:
             reply = self._ask(AskStatus(reports_after=COUNT_MAX), min(left, ASK_AGAIN_SECONDS))
             if isinstance(reply, Status):

@@ -21,7 +21,8 @@ SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 """How every peer of ZMTP 3 begins, and how nothing else does."""
 GREETING_BYTES: Final = 64
 """Signature, two bytes of version, twenty of the mechanism's name, one for its side, zeros."""
-GREETING: Final = (SIGNATURE + b"\x03\x00" + b"NULL").ljust(GREETING_BYTES, b"\0")
+OPENING: Final = SIGNATURE + b"\x03\x00"
+"""As much of a greeting as makes the other end send all of its own; at another mechanism's name it would hang up."""
 MECHANISM: Final = slice(12, 32)
 ADDRESSES_MAX: Final = 8
 """Of one name that are dialled: no broker has more."""
@@ -112,7 +113,7 @@ def _exchange_greetings(connection: socket.socket, timeout_seconds: float) -> by
     said = b""
     deadline = time.monotonic() + timeout_seconds
     try:
-        connection.sendall(GREETING)
+        connection.sendall(OPENING)
         while len(said) < GREETING_BYTES and (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
             piece = connection.recv(GREETING_BYTES - len(said))

@@ -16,6 +16,7 @@ from isles.brokers.broker import serve
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.stage import blob_of
 from isles.ops import main
+from isles.ops.key_folder import KeyFolder
 from isles.ops.watch import operator_hello
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.clock import SystemClock
@@ -45,18 +46,31 @@ def examine(capsys: pytest.CaptureFixture[str], broker: str, *more: str) -> tupl
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Address]:
-    """A broker without a run, on free ports."""
-    stop, settings = threading.Event(), BrokerSettings(store=tmp_path / "store", port=0, beat_seconds=0.2)
-    thread = threading.Thread(target=serve, args=(settings,), kwargs={"logger": ListLogger(), "should_stop": stop})
-    thread.start()
-    path = settings.store / "address"
-    while not path.exists():
-        assert thread.is_alive()
-        thread.join(0.01)
-    yield Address.parse(path.read_text(encoding="utf-8").strip())
+def start(tmp_path: Path) -> Iterator[Callable[..., Address]]:
+    """Starts a broker without a run, on free ports."""
+    stop = threading.Event()
+    threads = []
+
+    def run(**settings: Any) -> Address:
+        made = BrokerSettings(store=tmp_path / "store", port=0, beat_seconds=0.2, **settings)
+        thread = threading.Thread(target=serve, args=(made,), kwargs={"logger": ListLogger(), "should_stop": stop})
+        thread.start()
+        threads.append(thread)
+        path = made.store / "address"
+        while not path.exists():
+            assert thread.is_alive()
+            thread.join(0.01)
+        return Address.parse(path.read_text(encoding="utf-8").strip())
+
+    yield run
     stop.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def broker(start: Callable[..., Address]) -> Address:
+    return start()
 
 
 @pytest.fixture
@@ -223,3 +237,55 @@ def test_a_name_that_stands_for_nothing_is_said_first(capsys: pytest.CaptureFixt
 def test_an_address_that_is_none_is_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["doctor", "--broker", "http://somewhere"]) == 2
     assert "write tcp://HOST:PORT" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ with keys
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    """A key folder with a key of each role that looks around."""
+    folder = KeyFolder(tmp_path / "keys")
+    for role in ("operator", "outer", "worker"):
+        folder.add(role, role, now_unix=1)  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.mark.parametrize("role", ["operator", "outer", "worker"])
+def test_with_its_key_every_role_may_look(
+    role: str, start: Callable[..., Address], keys: KeyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = examine(capsys, str(start(keys=keys.path)), "--key", str(keys.path / f"{role}.key"))
+    assert code == 0, found
+    assert found["key"]["text"] == "the broker asks for a key"
+    assert ("a worker's key" in found["bandwidth"]["text"]) is (role == "worker")
+
+
+def test_a_broker_with_keys_and_none_given_says_which_file_to_give(
+    start: Callable[..., Address], keys: KeyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = examine(capsys, str(start(keys=keys.path)))
+    assert code == 1
+    assert found["key"]["verdict"] == "wrong"
+    assert "--key FILE" in found["key"]["advice"]
+
+
+def test_a_key_and_a_broker_without_any_do_not_belong_together(
+    broker: Address, keys: KeyFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = examine(capsys, str(broker), "--key", str(keys.path / "operator.key"))
+    assert code == 1
+    assert "lets everybody in" in found["key"]["text"]
+
+
+def test_a_key_that_is_no_longer_allowed_is_denied_in_the_words_of_the_transport(
+    start: Callable[..., Address], keys: KeyFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.key"
+    kept.write_bytes((keys.path / "operator.key").read_bytes())
+    kept.chmod(0o600)
+    keys.revoke("operator")
+    code, found = examine(capsys, str(start(keys=keys.path)), "--key", str(kept))
+    assert code == 1
+    assert found["answer"]["verdict"] == "wrong"
+    assert "allow-list" in found["answer"]["text"]
