@@ -44,6 +44,8 @@ from isles.proto.transport.interface import Arrival, BrokerTransport
 
 TOKEN_BYTES: Final = 16
 """Of a session's name: nobody guesses 128 bits."""
+DROPPED_SECONDS: Final = 10.0
+"""Shortest time between two lines about answers that were dropped."""
 OWN_FAULTS: Final = (
     ArithmeticError,
     AssertionError,
@@ -79,6 +81,9 @@ class Broker:
         self._disk = disk or DiskThreads(store.blobs, settings.num_disk_threads, transport.wake)
         self._allow_list = allow_list
         self._ticked_at: float | None = None
+        self._num_dropped = 0
+        """Answers that the transport did not take since the last line about them."""
+        self._dropped_at = clock.now()
         self.incarnation = secrets.token_hex(TOKEN_BYTES)
         with self._store_faults():
             self.router = Router(
@@ -134,6 +139,7 @@ class Broker:
         now = self._clock.now()
         if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
             self._ticked_at = now
+            self._tell_dropped(now)
             events.append(Tick(self._store.blobs.free_bytes()))
             if self._allow_list is not None:
                 events += self._look_at(self._allow_list, now)
@@ -171,13 +177,20 @@ class Broker:
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
             case Send(channel, connection, message, payload):
-                self._transport.send(channel, connection, pack(message), payload)
+                if not self._transport.send(channel, connection, pack(message), payload):
+                    self._num_dropped += 1
             case Publish(hint):
                 self._transport.publish(pack(hint))
             case Log(level, event, fields):
                 getattr(self._logger, level)(event, **fields)
             case _:
                 self._disk.submit(instruction)
+
+    def _tell_dropped(self, now: float) -> None:
+        """Some are normal, as when somebody died; whoever lives asks again. What is garbage is answered and logged."""
+        if self._num_dropped and now - self._dropped_at >= DROPPED_SECONDS:
+            self._logger.info("messages.dropped", unsent=self._num_dropped, unread=0, hints=0)
+            self._num_dropped, self._dropped_at = 0, now
 
     @contextmanager
     def _store_faults(self) -> Iterator[None]:

@@ -203,6 +203,20 @@ def test_an_address_that_finds_no_room_is_one_sentence(tmp_path: Path, monkeypat
         _write_address(tmp_path / "address", "tcp://127.0.0.1:7700")
 
 
+def test_answers_that_nobody_takes_are_counted_and_told(house: House) -> None:
+    for number in range(3):
+        gone = house.connect("operator", f"op-{number}")
+        gone.ask(AskHeads())
+        gone.close()
+    house.broker.work(0.0)
+    assert "messages.dropped" not in house.logger.events(), "one line for many"
+    for _ in range(4):
+        house.clock.advance(20.0)
+        house.broker.work(0.0)
+    told = [fields for _, event, fields in house.logger.records if event == "messages.dropped"]
+    assert told == [{"unsent": 3, "unread": 0, "hints": 0}]
+
+
 def test_a_mistake_of_ours_costs_one_event_and_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = house.connect("worker", "us-1")
     handle = house.broker.router.handle
