@@ -22,6 +22,7 @@ from isles.proto.errors import ConfigError
 from isles.proto.key_files import KeyWatch
 from isles.proto.keys import BrokerKey, ClientKey
 from isles.proto.messages import HEADER_BYTES_MAX, Channel
+from isles.proto.timeouts import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key
 from isles.proto.transport.dialling import Dialling
@@ -29,9 +30,8 @@ from isles.proto.transport.interface import Arrival, Bytes
 
 FRAME_BYTES_MAX: Final = 17 << 20
 """Longest frame that libzmq takes in: the largest permitted chunk and its header; above the longest header, too."""
-HEARTBEAT_MILLISECONDS: Final = 5_000
-HEARTBEAT_TIMEOUT_MILLISECONDS: Final = 30_000
-"""A PONG is counted only after a whole frame: 1 MiB at 0.5 Mbit/s takes 17 s."""
+HEARTBEAT_MILLISECONDS: Final = round(1000 * HEARTBEAT_SECONDS)
+HEARTBEAT_TIMEOUT_MILLISECONDS: Final = round(1000 * HEARTBEAT_TIMEOUT_SECONDS)
 HANDSHAKE_MILLISECONDS: Final = 10_000
 """For a connection to get through its handshake, which takes three round trips: a stranger that says nothing holds a
 descriptor for no longer."""

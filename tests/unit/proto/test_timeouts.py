@@ -11,8 +11,6 @@ from isles.proto.logs import ListLogger
 from isles.proto.messages import Limits
 from isles.proto.timeouts import (
     CONSTANTS,
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
     RELATIONS,
     Relation,
     check_times,
@@ -21,7 +19,6 @@ from isles.proto.timeouts import (
     times_of,
     times_told,
 )
-from isles.proto.transport import zmq_transport
 from isles.workers.courier import LOST_SECONDS
 
 MUSTS = [relation for relation in RELATIONS if relation.is_must]
@@ -116,8 +113,3 @@ def test_the_times_of_a_section_are_found_by_their_names() -> None:
         versions_kept: int = 8
 
     assert times_of("some", Some()) == {"some.lease_seconds": 3.0, "some.wait_seconds_max": 4.0}
-
-
-def test_the_transport_has_the_times_that_the_table_has() -> None:
-    assert zmq_transport.HEARTBEAT_MILLISECONDS == 1000 * HEARTBEAT_SECONDS
-    assert zmq_transport.HEARTBEAT_TIMEOUT_MILLISECONDS == 1000 * HEARTBEAT_TIMEOUT_SECONDS
