@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
 from isles.proto import client
 from isles.proto.errors import ConfigError
-from isles.proto.logs import Logger
 from isles.proto.messages import Limits
+
+if TYPE_CHECKING:
+    from isles.proto.logs import Logger
 
 SUFFIXES: Final = ("_seconds", "_seconds_min", "_seconds_max")
 """How the names of settings end that are times."""
@@ -35,6 +37,13 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "transport.heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT_SECONDS,
 }
 """Times that are no settings; every process has them."""
+
+
+class Teller(Protocol):
+    """What is used here of a logger, whose own module knows of files."""
+
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +197,7 @@ def faults(seconds: Mapping[str, float], relations: Iterable[Relation] = RELATIO
     return [one.sentence(seconds) for one in relations if one.is_must and not one.is_kept(seconds)]
 
 
-def check_times(seconds: Mapping[str, float], logger: Logger | None = None) -> None:
+def check_times(seconds: Mapping[str, float], logger: Teller | None = None) -> None:
     """Compares the times that a process knows besides the constants; with a logger says once what they are.
 
     Raises ConfigError with one sentence that names both settings of the first relation that does not hold.
