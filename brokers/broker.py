@@ -240,15 +240,16 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
     Raises ConfigError if it cannot listen or its keys cannot be used, StoreLockedError if another one has the store,
     StoreError if the disk fails.
     """
-    from isles.proto.transport.zmq_transport import ZmqBroker
+    from isles.proto.transport.zmq_transport import ZmqBroker, allow_descriptors
 
+    allow_descriptors()
     check_times(times_of("broker", settings), logger)
     allow_list = None if settings.keys is None else AllowListFile(settings.keys)
     keys = None if settings.keys is None else read_broker_key(settings.keys)
     lets_in = allow_list.lets_in if allow_list is not None else _nobody
     store = Store.open(settings.store)
     try:
-        transport = ZmqBroker(settings.host, settings.ports, keys, lets_in)
+        transport = ZmqBroker(settings.host, settings.ports, keys, lets_in, settings.chunk_bytes)
     except IslesError:
         store.close()
         raise

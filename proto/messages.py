@@ -37,6 +37,9 @@ HEADER_BYTES_MAX: Final = 8 << 20
 CHUNK_BYTES: Final = 1 << 20
 """Payload bytes of one CHUNK: CURVE is fastest here, and a heartbeat never waits behind more than this."""
 
+CHUNK_BYTES_MAX: Final = 16 << 20
+"""Longest CHUNK that a broker may be set to: a socket holds a whole one of every connection."""
+
 SHARDS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
 TENSORS_PER_FRAGMENT_MAX: Final = 65_536
@@ -313,7 +316,7 @@ class StoreInfo(Part):
 class Limits(Part):
     """What the broker asks of its clients."""
 
-    chunk_bytes: Annotated[int, Field(ge=4096, le=16 << 20)] = CHUNK_BYTES
+    chunk_bytes: Annotated[int, Field(ge=4096, le=CHUNK_BYTES_MAX)] = CHUNK_BYTES
     credit_chunks: Annotated[int, Field(ge=1, le=1024)] = 8
     """CHUNKs that may be under way in one transfer."""
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 1.0
@@ -631,8 +634,8 @@ class Rejection(Part):
     id: ContributionId
     reason: Text
     kind: Annotated[str, Field(max_length=32)] = ""
-    """The reason in one word: books, payload, finite, norm, claim or step, which are the learner's fault; lost, which
-    is not; empty = not known."""
+    """The reason in one word: books, payload, finite, norm, direction, claim or step, which are the learner's fault;
+    lost, which is not; empty = not known."""
 
 
 class Settle(Message):

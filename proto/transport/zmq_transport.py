@@ -21,7 +21,7 @@ import zmq
 from isles.proto.errors import ConfigError
 from isles.proto.key_files import KeyWatch
 from isles.proto.keys import BrokerKey, ClientKey
-from isles.proto.messages import HEADER_BYTES_MAX, Channel
+from isles.proto.messages import CHUNK_BYTES_MAX, HEADER_BYTES_MAX, Channel
 from isles.proto.timeouts import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key
@@ -30,6 +30,8 @@ from isles.proto.transport.interface import Arrival, Bytes
 
 FRAME_BYTES_MAX: Final = 17 << 20
 """Longest frame that libzmq takes in: the largest permitted chunk and its header; above the longest header, too."""
+FRAME_BYTES_SPARE: Final = 65_536
+"""Room in a broker's limits of frames for what encryption adds, and for what is answered rather than cut off."""
 HEARTBEAT_MILLISECONDS: Final = round(1000 * HEARTBEAT_SECONDS)
 HEARTBEAT_TIMEOUT_MILLISECONDS: Final = round(1000 * HEARTBEAT_TIMEOUT_SECONDS)
 HANDSHAKE_MILLISECONDS: Final = 10_000
@@ -283,9 +285,10 @@ class ZmqBroker(_Sockets):
         ports: tuple[int, int, int] = (0, 0, 0),
         keys: BrokerKey | None = None,
         is_allowed: Callable[[str], bool] = lambda _public: False,
+        chunk_bytes: int = CHUNK_BYTES_MAX,
     ) -> None:
         """Binds at once; port 0 takes a free one. With `keys`, only a client whose public key (z85) `is_allowed`
-        comes in, and that strangers do not is tried out here.
+        comes in, and that strangers do not is tried out here. A chunk has at most `chunk_bytes` bytes.
 
         Raises ConfigError if an address cannot be bound, or a stranger was not refused.
         """
@@ -293,6 +296,12 @@ class ZmqBroker(_Sockets):
         self._doors: Doors | None = None
         self._reopened_at: float | None = None
         self._bind_host = bind_host
+        # A stranger may fill one frame before its handshake fails: no socket takes a longer one than it must.
+        self._frame_bytes = {
+            Channel.CONTROL: HEADER_BYTES_MAX + FRAME_BYTES_SPARE,
+            Channel.BULK: 2 * chunk_bytes + FRAME_BYTES_SPARE,
+            Channel.EVENTS: SUBSCRIPTION_BYTES_MAX,
+        }
         try:
             if keys is not None:
                 self._doors = Doors(self._context, keys, is_allowed)
@@ -312,8 +321,7 @@ class ZmqBroker(_Sockets):
         socket.setsockopt(zmq.AFFINITY, 2 if channel is Channel.BULK else 1)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        else:
-            socket.setsockopt(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, min(FRAME_BYTES_MAX, self._frame_bytes[channel]))
         if self._doors is not None:
             self._doors.guard(socket)
         endpoint = f"tcp://{self._bind_host}:{port or '*'}"
@@ -352,11 +360,14 @@ class ZmqBroker(_Sockets):
             self._reopen()
 
     def _reopen(self) -> None:
-        """Listens for subscribers again, or later: libzmq gives a port back in its own time. Raises ConfigError."""
+        """Listens for subscribers again, or later: libzmq gives a port back in its own time, and strangers may hold all
+        descriptors for a while. Raises what kept it from listening if that lasts.
+        """
         try:
             self._listen(Channel.EVENTS, self.address.events_port)
-        except ConfigError:
-            self._shut(Channel.EVENTS)
+        except (ConfigError, zmq.ZMQError):
+            if Channel.EVENTS in self._channels:
+                self._shut(Channel.EVENTS)
             if self._reopened_at is not None and time.monotonic() - self._reopened_at > REOPEN_SECONDS:
                 raise
         else:
@@ -384,3 +395,16 @@ class ZmqBroker(_Sockets):
             return Arrival(channel, frames[0].bytes, b"", key=key)
         payload = frames[2].buffer if len(frames) == 3 else None
         return Arrival(channel, frames[0].bytes, frames[1].buffer, payload, key)
+
+
+def allow_descriptors() -> int:
+    """Lets this process open as many descriptors as its hard limit permits; how many that are.
+
+    Every connection is one, those of strangers too: a broker with the usual 1024 would have none left for its store.
+    """
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -27,13 +28,13 @@ from isles.proto.keys import (
     ClientKey,
     KeyPair,
 )
-from isles.proto.messages import Channel, Hello
+from isles.proto.messages import HEADER_BYTES_MAX, Channel, Hello
 from isles.proto.transport import curve, dialling, zmq_transport
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import prove_closed
 from isles.proto.transport.dialling import Outcome
 from isles.proto.transport.interface import Arrival
-from isles.proto.transport.zmq_transport import ZmqBroker, ZmqClient
+from isles.proto.transport.zmq_transport import ZmqBroker, ZmqClient, allow_descriptors
 
 TURNS = 1500
 """Turns of a few milliseconds until a test gives up; nothing passes because of it."""
@@ -473,6 +474,40 @@ def ports_of(broker: ZmqBroker) -> tuple[int, int, int]:
 
 def with_control_port(address: Address, port: int) -> Address:
     return Address(address.host, port, address.bulk_port, address.events_port)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+def test_a_stranger_fills_no_longer_frame_than_a_message_of_ours_may_have(house: House) -> None:
+    house.broker.close()
+    house.broker = ZmqBroker("127.0.0.1", keys=house.key, chunk_bytes=4096)
+    longest = {Channel.CONTROL: HEADER_BYTES_MAX, Channel.BULK: 4096, Channel.EVENTS: 0}
+    for channel, port in zip(Channel, ports_of(house.broker), strict=True):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(GREETING)
+            size = longest[channel] + (1 << 20)
+            stranger.sendall(b"\x06" + size.to_bytes(8, "big"))
+            stranger.setblocking(False)  # it is told off by the length alone, before a byte of it is there
+            house.until(lambda: is_hung_up(stranger))
+
+
+def is_hung_up(one: socket.socket) -> bool:
+    try:
+        return not one.recv(4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_broker_may_have_all_the_descriptors_that_its_machine_permits() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+    try:
+        assert allow_descriptors() == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
