@@ -16,11 +16,10 @@ from isles.brokers.retained import REJECTED_COUNTER, run_record
 from isles.brokers.store.blobs import MissingBlobError
 from isles.brokers.store.index import DamagedEntryError
 from isles.brokers.store.store import BLOBS_NAME, INDEX_NAME, Store
+from isles.ops.reach import Reach, key_in
 from isles.ops.run_folder import RunFolder
-from isles.ops.watch import operator_hello
 from isles.proto.agreement import RunRecord
 from isles.proto.client import as_error
-from isles.proto.clock import SystemClock
 from isles.proto.connection import Connection
 from isles.proto.errors import PayloadError, StoreLockedError, UsageError
 from isles.proto.messages import (
@@ -36,7 +35,6 @@ from isles.proto.messages import (
     Status,
     VersionInfo,
 )
-from isles.proto.transport.address import Address
 
 PAGE_VERSIONS_MAX: Final = 256
 """Versions that one question may ask for."""
@@ -206,15 +204,15 @@ class BrokerTape:
 
 
 @contextmanager
-def open_tape(run: Path | None, broker: str | None, timeout_seconds: float) -> Iterator[StoreTape | BrokerTape]:
-    """The tape of a run folder, of a store folder, or of the broker at an address. Exactly one is given.
+def open_tape(run: Path | None, reach: Reach | None, timeout_seconds: float) -> Iterator[StoreTape | BrokerTape]:
+    """The tape of a run folder, of a store folder, or of a broker. Exactly one is given.
 
     Of a folder whose broker is running, that broker is asked. Raises UsageError for a folder that has no run,
     UnreachableError if the broker does not answer in time.
     """
-    if (run is None) == (broker is None):
+    if (run is None) == (reach is None):
         raise UsageError("name either a run folder or a broker (--broker ADDRESS)")
-    tape = _ask_broker(broker, timeout_seconds) if broker is not None else _open_folder(run or Path(), timeout_seconds)
+    tape = _ask_broker(reach, timeout_seconds) if reach is not None else _open_folder(run or Path(), timeout_seconds)
     try:
         yield tape
     finally:
@@ -241,19 +239,18 @@ def _open_folder(run: Path, timeout_seconds: float) -> StoreTape | BrokerTape:
         pass
     try:
         address = (store / "address").read_text(encoding="utf-8").strip()
-    except OSError:
+    except OSError as error:
         raise UsageError(
-            f"another process is using the store {store}, and no broker has written its address there: wait for it"
-        ) from None
-    return _ask_broker(address, timeout_seconds)
+            f"another process is using the store {store}, and no broker has written its address there "
+            f"({error.strerror}): wait for it"
+        ) from error
+    return _ask_broker(Reach(address, key_in(store.parent)), timeout_seconds)
 
 
-def _ask_broker(address: str, timeout_seconds: float) -> BrokerTape:
-    from isles.proto.transport.zmq_transport import ZmqClient
-
-    connection = Connection(operator_hello(), ZmqClient(Address.parse(address)), SystemClock())
+def _ask_broker(reach: Reach, timeout_seconds: float) -> BrokerTape:
+    connection = reach.connect()
     try:
-        return BrokerTape(connection, address, timeout_seconds)
+        return BrokerTape(connection, reach.address, timeout_seconds)
     except BaseException:
         connection.close()
         raise

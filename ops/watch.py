@@ -8,13 +8,13 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from isles.ops.reach import Reach
 from isles.proto.agreement import RunRecord
 from isles.proto.client import Refused, Welcomed
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection
 from isles.proto.errors import RefusedError, UnreachableError
 from isles.proto.messages import AskStatus, Hello, Message, ReportInfo, Status
-from isles.proto.transport.address import Address
 from isles.proto.transport.interface import ClientTransport
 
 FIRST_RETRY_SECONDS: Final = 0.1
@@ -106,8 +106,6 @@ class StatusWatch:
         self.status_at = self._clock.now()
 
 
-def watch(address: str, *, every_seconds: float = 1.0) -> StatusWatch:
-    """A watch over ZeroMQ. Raises ConfigError for a wrong address."""
-    from isles.proto.transport.zmq_transport import ZmqClient
-
-    return StatusWatch(ZmqClient(Address.parse(address)), every_seconds=every_seconds)
+def watch(reach: Reach, *, every_seconds: float = 1.0) -> StatusWatch:
+    """A watch over ZeroMQ. Raises ConfigError for an address or a key file that cannot be used."""
+    return StatusWatch(reach.dial(), every_seconds=every_seconds)
