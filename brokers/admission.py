@@ -78,6 +78,7 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
             state.unix,
             key_name=key_name,
             rejoin_sha256=named.rejoin_sha256,
+            has_rejoin=not named.rejoin,
         )
     # Whoever waits for a run to begin says HELLO every few seconds.
     joined = [joined_log(session)] if is_new else []

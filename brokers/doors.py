@@ -115,7 +115,7 @@ def name_learner(
         text = "a worker without an id: this broker has no keys and gives no ids; name this learner with --id"
         return Error(code="denied", text=text)
     session = sessions.find_given(key_name, hello.incarnation)
-    name = learners.unused_of(key_name, hello.incarnation) if session is None else session.id
+    name = learners.unheard_of(key_name, hello.incarnation) if session is None else session.id
     if session is not None and session.rejoin:
         return Named(hello.model_copy(update={"id": name}), session.rejoin, hash_token(session.rejoin))
     if session is not None or (name == "" and learners.knows_incarnation(hello.incarnation)):

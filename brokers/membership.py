@@ -38,6 +38,7 @@ class _Learner:
     measured_tokens: int = 0
     key_name: str = ""
     rejoin_sha256: str = ""
+    has_rejoin: bool = False
     is_draining: bool = False
     has_lost_shards: bool = False
     is_changed: bool = True
@@ -82,10 +83,12 @@ class Membership:
         *,
         key_name: str = "",
         rejoin_sha256: str = "",
+        has_rejoin: bool = False,
     ) -> None:
         """A worker said HELLO. A newer incarnation starts its counters anew and keeps the learner's shards.
 
-        With a key, the learner is that name's from now on, and needs the token of this digest to come again.
+        With a key, the learner is that name's from now on, and needs the token of this digest to come again;
+        `has_rejoin` says whether it has shown that it has it.
         """
         known = self._learners.get(learner)
         holder = self.holder(learner) or Holder("", "")
@@ -97,6 +100,7 @@ class Membership:
             known.tokens, known.steps = self._index.work(learner, incarnation)
             self._learners[learner] = known
         known.key_name, known.rejoin_sha256 = (key_name, rejoin_sha256) if key_name else holder
+        known.has_rejoin = has_rejoin
         known.region, known.is_live, known.heard_at, known.last_seen_unix = region, True, now, unix
         known.has_lost_shards = False  # the answer to HELLO says which it has
         self._put(learner, known)
@@ -158,22 +162,26 @@ class Membership:
         known = self._learners.get(learner)
         return None if known is None else Holder(known.key_name, known.rejoin_sha256)
 
+    def confirm(self, learner: str) -> None:
+        """A learner has heard which id it was given, durably: from now on it needs its token."""
+        known = self._learners[learner]
+        known.has_rejoin = True
+        self._put(learner, known)
+
     def is_current(self, learner: str, incarnation: str) -> bool:
         """Whether this is the newest incarnation of the learner."""
         known = self._learners.get(learner)
         return known is not None and known.incarnation == incarnation
 
-    def unused_of(self, key_name: str, incarnation: str) -> str:
-        """The id that was given to this incarnation and under which nothing was done yet; empty if there is none."""
+    def unheard_of(self, key_name: str, incarnation: str) -> str:
+        """The id that was given to this incarnation, if perhaps it has not heard so; empty if there is none."""
         return next(
             (
                 name
                 for name, known in self._learners.items()
                 if (known.key_name, known.incarnation) == (key_name, incarnation)
                 and known.rejoin_sha256
-                and not (known.tokens or known.steps or known.tokens_before or known.steps_before)
-                and not self._index.rows_of(name)
-                and not self._index.shards_of(name)
+                and not known.has_rejoin
             ),
             "",
         )
@@ -264,6 +272,7 @@ class Membership:
                 step_seconds=known.step_seconds,
                 key_name=known.key_name,
                 rejoin_sha256=known.rejoin_sha256,
+                has_rejoin=known.has_rejoin,
             )
         )
 
@@ -306,5 +315,6 @@ def _restore(index: Index, stored: StoredLearner, now: float) -> _Learner:
         step_seconds=stored.step_seconds,
         key_name=stored.key_name,
         rejoin_sha256=stored.rejoin_sha256,
+        has_rejoin=stored.has_rejoin,
         is_changed=False,
     )

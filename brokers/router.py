@@ -187,6 +187,8 @@ class Router:
             return refuse(arrival, Error(code="unknown-session", text=text), level="info")
         if error := state.doors.session_error(arrival.key, session):
             return refuse(arrival, error)
+        if session.rejoin:
+            state.membership.confirm(session.id)
         state.sessions.hear(session, arrival.channel, arrival.connection, state.now, arrival.key)
         verb = VERBS.get(type(message))
         name = type(message).__name__

@@ -68,6 +68,8 @@ class StoredLearner:
     """Of the keys that first used it, and to which it belongs; empty = no key has."""
     rejoin_sha256: str = ""
     """Of the token that takes its id again; empty = its id was not given by a broker."""
+    has_rejoin: bool = False
+    """Whether it is known to have that token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,20 +362,23 @@ class SqliteIndex:
     def learners(self) -> list[StoredLearner]:
         sql = (
             "SELECT learner, region, learners.incarnation, is_live, last_seen_unix, tokens_per_second, step_seconds, "
-            "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER), key_name, rejoin_sha256 "
+            "CAST(TOTAL(tokens) AS INTEGER), CAST(TOTAL(steps) AS INTEGER), key_name, rejoin_sha256, has_rejoin "
             "FROM learners LEFT JOIN work USING (learner) GROUP BY learner ORDER BY learner"
         )
         found = self._all(sql)
-        return [StoredLearner(f[0], f[1], f[2], bool(f[3]), f[4], f[5], f[6], f[7], f[8], f[9], f[10]) for f in found]
+        return [
+            StoredLearner(f[0], f[1], f[2], bool(f[3]), f[4], f[5], f[6], f[7], f[8], f[9], f[10], bool(f[11]))
+            for f in found
+        ]
 
     def put_learner(self, learner: StoredLearner) -> None:
         self._do(
             "INSERT INTO learners (learner, region, incarnation, is_live, last_seen_unix, tokens_per_second, "
-            "step_seconds, key_name, rejoin_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (learner) DO UPDATE "
-            "SET region = excluded.region, incarnation = excluded.incarnation, is_live = excluded.is_live, "
-            "last_seen_unix = excluded.last_seen_unix, tokens_per_second = excluded.tokens_per_second, "
-            "step_seconds = excluded.step_seconds, key_name = excluded.key_name, "
-            "rejoin_sha256 = excluded.rejoin_sha256",
+            "step_seconds, key_name, rejoin_sha256, has_rejoin) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (learner) DO UPDATE SET region = excluded.region, incarnation = excluded.incarnation, "
+            "is_live = excluded.is_live, last_seen_unix = excluded.last_seen_unix, "
+            "tokens_per_second = excluded.tokens_per_second, step_seconds = excluded.step_seconds, "
+            "key_name = excluded.key_name, rejoin_sha256 = excluded.rejoin_sha256, has_rejoin = excluded.has_rejoin",
             learner.learner,
             learner.region,
             learner.incarnation,
@@ -385,6 +388,7 @@ class SqliteIndex:
             learner.step_seconds,
             learner.key_name,
             learner.rejoin_sha256,
+            int(learner.has_rejoin),
         )
 
     def standing(self, learner: str) -> Standing | None:

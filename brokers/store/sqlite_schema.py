@@ -21,6 +21,7 @@ ADDED_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "learners": {
         "key_name": "TEXT NOT NULL DEFAULT ''",
         "rejoin_sha256": "TEXT NOT NULL DEFAULT ''",
+        "has_rejoin": "INTEGER NOT NULL DEFAULT 0",
         "num_rejected": "INTEGER NOT NULL DEFAULT 0",
         "rejected_reason": "TEXT NOT NULL DEFAULT ''",
         "quarantined_until_unix": "REAL NOT NULL DEFAULT 0",
