@@ -213,15 +213,6 @@ def read_checkpoint(folder: Path, *, learner: str, run: str, manifest_digest: st
         return None
 
 
-def run_of(folder: Path) -> str:
-    """The run that the folder's checkpoint is of; empty if there is none that can be read."""
-    try:
-        index = _read_index(folder / INDEX_NAME)
-    except _DamagedError:
-        return ""
-    return "" if index is None else index.run
-
-
 def origin_of(folder: Path) -> tuple[str, str]:
     """The run that the folder's checkpoint is of, and its store; both empty if there is none that can be read."""
     try:

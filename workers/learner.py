@@ -32,7 +32,7 @@ from isles.proto.logs import Logger, SilentLogger
 from isles.proto.messages import SHARDS_MAX, Hello, Progress
 from isles.proto.policy import policy
 from isles.proto.transport.interface import ClientTransport
-from isles.workers.checkpoint import CheckpointWriter, read_checkpoint, run_of
+from isles.workers.checkpoint import CheckpointWriter, origin_of, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
@@ -181,7 +181,7 @@ class Learner:
                 should_stop=self._should_stop,
                 clock=self._clock,
                 log=self._log,
-                resumes="" if self._checkpoint_dir is None else run_of(self._checkpoint_dir),
+                resumes="" if self._checkpoint_dir is None else origin_of(self._checkpoint_dir)[0],
             ).join()
             own = {"join_timeout": self._join_timeout_seconds, "drain_timeout": self._drain_timeout_seconds}
             check_learner_times(joined, {**own, "checkpoint": self._checkpoint_seconds}, self._log)

@@ -92,8 +92,9 @@ def test_nobody_warms_up_again_not_who_is_restarted_nor_who_comes_late(world: An
             assert schedule.at(comer.learner.progress) == pytest.approx(schedule.at(reached), abs=1e-9)
 
 
-def test_a_learner_with_a_checkpoint_does_not_begin_the_run_anew_on_a_store_that_was_emptied(
-    world: Any, tmp_path: Path
+@pytest.mark.parametrize("run", ["toy", "another"])
+def test_a_learner_with_a_checkpoint_does_not_begin_a_run_on_a_store_that_was_emptied(
+    world: Any, tmp_path: Path, run: str
 ) -> None:
     world.start_outer()
     with world.make(checkpoint_dir=tmp_path / "checkpoint") as toy:
@@ -102,8 +103,8 @@ def test_a_learner_with_a_checkpoint_does_not_begin_the_run_anew_on_a_store_that
     world.kill_broker()
     world.folder = tmp_path / "another"
     world.start_broker()
-    with pytest.raises(RefusedError, match=r"has no run, but this learner's checkpoint is of the run toy"):
-        world.make(seed=8, checkpoint_dir=tmp_path / "checkpoint").learner.start()
+    with pytest.raises(RefusedError, match=r"of the run toy.*the old store.*empty checkpoint folder"):
+        world.make(run=run, seed=8, checkpoint_dir=tmp_path / "checkpoint").learner.start()
     status = world.status()
     assert status.run == "", "random weights did not become the model"
     assert not any(one.is_live for one in status.learners)
