@@ -3,6 +3,7 @@
     usual norm   T min(max(1, sqrt(n / n_T)), G)      n: steps of the contribution; T, n_T: medians over the votes
     clip         min(1, F usual / norm);  rejected if norm > R usual, and R times the median of the round alone
     weight       at most W times the median weight over the votes
+    direction    cosine with the sum of all others of the round, each with length 1: not below -D
     tokens       all that a learner has claimed so far, at most C times what one of the median rate can have done
 
 A vote is what a learner's last merged contribution was like, or what one of this round is like. So a learner that is in
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from isles.outer.directions import oppositions
 from isles.proto.ids import ContributionId, Version
 from isles.proto.messages import COUNT_MAX, Conduct, Contribution, Habit, LearnerInfo, Rejection, VersionInfo
 
@@ -59,6 +61,8 @@ class Limits:
     """W: times the usual weight, and times the usual rate, that a learner counts for at most."""
     claim_factor: float = 64.0
     """C: times the usual rate at which what a learner claims to have done must have been possible."""
+    opposition_max: float = 0.25
+    """D: how far a delta may be opposed to the others of its round, as a cosine; 1 sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Candidate:
     """Without any limit."""
     norm: float | None
     """L2 norm of the decoded delta, counters left out; None = not measured, and not judged."""
+    sketch: bytes = b""
+    """Of its direction; empty = it has none, or is not judged by it."""
 
     @property
     def rate(self) -> float:
@@ -139,6 +145,7 @@ def judge(
     measured = [one.norm for one in candidates if one.norm]
     company = _median(measured) if len(measured) >= COMPANY_MIN and not is_buffers else math.inf
     tokens_before = {habit.learner: habit.tokens for habit in past.habits}
+    opposed = oppositions({one.contribution.id: one.sketch for one in candidates}, limits.opposition_max)
     faults: dict[ContributionId, Fault] = {}
     clips: dict[ContributionId, float] = {}
     for one in candidates:
@@ -150,6 +157,12 @@ def judge(
                 "claim",
                 f"with its {one.contribution.tokens} tokens the learner would have {tokens} in this fragment, but with "
                 f"{limits.claim_factor:g} times the usual rate there was time for only {tokens_max:.4g}",
+            )
+        elif name in opposed:
+            faults[name] = Fault(
+                "direction",
+                f"its delta is opposed to those of the others, with a cosine of {opposed[name]:.2f}; the limit is "
+                f"{-limits.opposition_max:g}",
             )
         elif not one.norm or not usual:
             continue

@@ -102,6 +102,8 @@ class PayloadScreened:
     """The reason in one word, as in a Rejection."""
     norm: float | None = None
     """L2 norm of the delta, counters left out, if it passed; None = not measured, and not judged."""
+    sketch: bytes = b""
+    """Of the direction of the delta, as in `isles.outer.sketch`; empty = not judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from isles.outer.accumulators import l2_norm
 from isles.outer.conduct import reason_of
 from isles.outer.norms import wrong_norm
+from isles.outer.sketch import sketch
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, inspect
 from isles.proto.codec.table import codec_named
@@ -28,12 +29,14 @@ NOT_FINITE: Final = "not finite"
 
 
 class Screening(NamedTuple):
-    """What came of decoding a payload: a reason and its kind if it cannot be merged, else its norm."""
+    """What came of decoding a payload: a reason and its kind if it cannot be merged, else what it is judged by."""
 
     reason: str = ""
     kind: str = ""
     norm: float | None = None
     """L2 norm of the delta that it decodes to, counters left out."""
+    sketch: bytes = b""
+    """Of its direction; buffers have none."""
 
 
 def screen_books(
@@ -80,7 +83,7 @@ def screen_payload(
         if fault := wrong_norm(contribution.norms, vector, codec_named(codec), slices):
             return Screening(reason_of(contribution.id, fault), "norm")
         norm = max(norm, math.hypot(*contribution.norms))
-    return Screening(norm=norm)
+    return Screening(norm=norm, sketch=b"" if slices[0].is_buffers else sketch(vector))
 
 
 def _codecs(slices: Sequence[TensorSlice], sync: SyncSettings, past: Sequence[SyncSettings]) -> list[str]:

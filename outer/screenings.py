@@ -97,4 +97,4 @@ class Screenings:
         if not found.reason and contribution_id in self._wanted:
             self._stock.payloads.put(contribution_id, payload)
         leave()
-        self._tell(orders.PayloadScreened(contribution_id, found.reason, found.kind, found.norm))
+        self._tell(orders.PayloadScreened(contribution_id, *found))

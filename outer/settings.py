@@ -11,7 +11,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from isles.outer.conduct import USUAL, Limits
-from isles.proto.agreement import NotNegative, Positive
+from isles.proto.agreement import NotNegative, Positive, Share
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import LEARNERS_MAX
 from isles.proto.timeouts import faults, times_of
@@ -102,6 +102,11 @@ class OuterSettings(BaseModel):
         description="times the usual rate at which all the tokens that a learner claims must have been possible, else "
         "its contribution is rejected; 0 = no limit",
     )
+    opposition_max: Share = Field(
+        default=USUAL.opposition_max,
+        description="how far a delta may be opposed to the sum of the others of its round, as a cosine, before its "
+        "contribution is rejected; 1 = no limit",
+    )
     scratch_dir: Annotated[str, Field(max_length=4096)] = Field(
         default="",
         description="folder for the states that are not kept in memory; empty = the system's one for temporary files, "
@@ -132,7 +137,13 @@ class OuterSettings(BaseModel):
     @property
     def limits(self) -> Limits:
         """How far a contribution may go beyond what is usual."""
-        return Limits(self.clip_factor, self.reject_factor, self.weight_factor, self.claim_factor)
+        return Limits(
+            clip_factor=self.clip_factor,
+            reject_factor=self.reject_factor,
+            weight_factor=self.weight_factor,
+            claim_factor=self.claim_factor,
+            opposition_max=self.opposition_max,
+        )
 
     def named(self, host: str, token: str) -> Self:
         """These settings with a name: without one, a new one that tells the machine and ends with a random token."""

@@ -72,6 +72,11 @@ class Verdicts:
         """What is judged of contributions that passed."""
         known = by_name(learners)
         return tuple(
-            Candidate(one, token_weight(one, known.get(one.id.learner)), self._known[one.id].norm)
+            Candidate(
+                one,
+                token_weight(one, known.get(one.id.learner)),
+                self._known[one.id].norm,
+                self._known[one.id].sketch,
+            )
             for one in contributions
         )

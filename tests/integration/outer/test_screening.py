@@ -154,6 +154,21 @@ def test_a_delta_that_is_too_long_is_merged_scaled_down_and_said_so(world: Any, 
     assert (said["learner"], said["version"], said["factor"]) == (HOSTILE, 1, clips[HOSTILE])
 
 
+def test_one_that_says_the_opposite_of_the_others_is_rejected(world: Any, hostile: Any) -> None:
+    world.outer("first")
+    common = world.delta(1000)
+
+    def contribute() -> None:
+        for number, name in enumerate(HONEST):
+            send(world, world.crew[name], common + world.delta(number))
+        send(world, hostile, -common + world.delta(7))
+
+    a_round(world, contribute)
+    assert hostile.row().state == "rejected"
+    assert "opposed to those of the others, with a cosine of -0." in hostile.row().reason
+    assert [world.crew[name].row().state for name in HONEST] == ["merged"] * 4
+
+
 def test_absurd_claims_own_neither_a_round_nor_the_run(world: Any, hostile: Any) -> None:
     world.outer("first")
 

@@ -27,7 +27,7 @@ from isles.proto.messages import COUNT_MAX, BlobRef, Conduct, Contribution
 
 UNIX = 1e9
 NOTHING = Conduct()
-NO_LIMITS = Limits(0.0, 0.0, 0.0, 0.0)
+NO_LIMITS = Limits(0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def candidate(learner: str, norm: float | None = 1.0, weight: float = 1000.0, **fields: Any) -> Candidate:

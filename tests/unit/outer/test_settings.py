@@ -36,8 +36,8 @@ def test_what_cannot_be_meant_is_refused_with_the_remedy(fields: dict[str, Any],
 
 
 def test_each_limit_can_be_lifted() -> None:
-    settings = OuterSettings(clip_factor=0, reject_factor=0, weight_factor=0, claim_factor=0)
-    assert settings.limits == Limits(0.0, 0.0, 0.0, 0.0)
+    settings = OuterSettings(clip_factor=0, reject_factor=0, weight_factor=0, claim_factor=0, opposition_max=1)
+    assert settings.limits == Limits(0.0, 0.0, 0.0, 0.0, 1.0)
     assert OuterSettings().limits == USUAL
 
 
