@@ -112,7 +112,12 @@ def as_of_a_run(logs: Mapping[str, Sequence[Line]]) -> dict[str, list[Line]]:
     """The same lines as `measure` wants them: with times, with the names of processes instead of the ids that they have
     among themselves, and with what a supervisor would have said of their starts.
     """
-    names = {(line.get("process"), line.get("id")): name for name, lines in logs.items() for line in lines}
+    names: dict[tuple[Any, Any], str] = {}
+    for name, lines in logs.items():
+        for line in lines:
+            names[line.get("process"), line.get("id")] = name
+            if line.get("process") == "worker" and "learner" in line:
+                names["worker", line["learner"]] = name  # its id may be one that the broker gave it
     found = {name: [_renamed(line, names) for line in lines] for name, lines in logs.items()}
     found["up"] = [
         {"event": "child.started", "child": name, "unix": line["unix"]}

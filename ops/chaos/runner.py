@@ -204,12 +204,12 @@ class Runner:
             if before == state:
                 continue
             self._said[number] = state
+            detail = self._details.get(number, "")
             if before is None or injection.failure:
-                self._tell(happened(injection, len(self.campaign.plan.fault)))
+                self._tell(happened(injection, len(self.campaign.plan.fault), detail))
             if injection.failure:
                 self._logger.warning("fault.skipped", fault=number, kind=kind, text=injection.failure)
                 continue
-            detail = self._details.get(number, "")
             if before is None:
                 self._logger.warning("fault.injected", fault=number, kind=kind, targets=targets, detail=detail)
             if is_over and injection.began_at != injection.ended_at:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from isles.ops.chaos.campaign import Campaign, Injection
-from isles.ops.chaos.plan import MOMENTARY_KINDS, Kind, Plan
+from isles.ops.chaos.plan import MOMENTARY_KINDS, WIDE_KINDS, Kind, Plan
 from isles.ops.fault_view import FaultShown, FaultsShown
 from isles.ops.wording import counted, seconds_text
 
@@ -56,13 +56,14 @@ def over(plan: Plan) -> str:
     return f"the faults are over, {len(plan.fault)} in all"
 
 
-def happened(injection: Injection, num_faults: int) -> str:
-    """Said when a fault happens, or is left out."""
+def happened(injection: Injection, num_faults: int, detail: str = "") -> str:
+    """Said when a fault happens, or is left out; `detail` is what else is known of it."""
     if injection.failure:
         return f"{numbered(injection, num_faults)} is left out: {_what(injection)}: {injection.failure}"
     kind = injection.fault.kind
     lasting = "" if kind in MOMENTARY_KINDS else f" for {injection.fault.seconds:g} s"
-    return f"{numbered(injection, num_faults)}: {_what(injection)}{lasting}"
+    more = f" ({detail})" if detail else ""
+    return f"{numbered(injection, num_faults)}: {_what(injection)}{lasting}{more}"
 
 
 def numbered(injection: Injection, num_faults: int) -> str:
@@ -72,6 +73,8 @@ def numbered(injection: Injection, num_faults: int) -> str:
 
 def _what(injection: Injection) -> str:
     fault = injection.fault
+    if fault.kind in WIDE_KINDS:
+        return fault.kind
     whom = fault.region or names(injection.targets) or fault.process or fault.role or "anybody"
     return f"{fault.kind} {whom}"
 

@@ -196,7 +196,7 @@ def test_the_last_warning_is_one_line_that_fits_eighty_columns(view: View) -> No
 
 
 FROZEN = FaultShown("fault 3 of 12: freeze us-0", 54.0, frozenset({"us-0"}), "frozen", started_before=39.0)
-FULL = FaultShown("fault 4 of 12: disk-full the store", 62.0, frozenset({"broker"}), "disk full")
+FULL = FaultShown("fault 4 of 12: disk-full", 62.0, frozenset({"broker"}), "disk full")
 
 
 def line_of(text: str, begin: str) -> str:
@@ -209,7 +209,7 @@ def test_a_fault_is_shown_while_it_lasts_beside_its_process_and_below(view: View
     assert "frozen, 4 s" in line_of(text, "us-0")
     assert "disk full, 12 s" in line_of(text, "broker")
     assert line_of(text, "fault 3") == "fault 3 of 12: freeze us-0 (4 s left)"
-    assert line_of(text, "fault 4") == "fault 4 of 12: disk-full the store (12 s left)"
+    assert line_of(text, "fault 4") == "fault 4 of 12: disk-full (12 s left)"
     assert max(map(len, text.splitlines())) <= 80
 
 

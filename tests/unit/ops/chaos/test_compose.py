@@ -146,7 +146,7 @@ def line(unix: int, event: str, process: str, name: str, **fields: Any) -> dict[
 
 
 def test_restarts_survivors_and_fail_overs_of_a_project_are_measured_from_its_logs() -> None:
-    """In containers a learner is named after its host, and the lines of all its starts are in one log."""
+    """The lines of all starts of a container are in one log; a learner there is called as the broker has named it."""
     steps = [
         line(at, "learner.progressed", "worker", "4f2a", steps=2 * at)
         for at in range(1, 30)
@@ -156,7 +156,7 @@ def test_restarts_survivors_and_fail_overs_of_a_project_are_measured_from_its_lo
             line(1, "outer.leased", "broker", "broker", outer="77aa"),
             line(9, "outer.leased", "broker", "broker", outer="77aa"),
             line(10, "round.committed", "broker", "broker", fragment=0, tokens=9.0),
-            line(16, "contribution.accepted", "broker", "broker", learner="beef"),
+            line(16, "contribution.accepted", "broker", "broker", learner="w-7"),
         ],
         "outer": [line(1, "process.started", "outer", "77aa")],
         "worker-us": steps,
@@ -164,7 +164,7 @@ def test_restarts_survivors_and_fail_overs_of_a_project_are_measured_from_its_lo
             line(1, "process.started", "worker", "beef"),
             line(12, "process.started", "worker", "beef"),
             line(14, "process.loaded", "worker", "beef"),
-            line(15, "learner.joined", "worker", "beef"),
+            line(15, "learner.joined", "worker", "beef", learner="w-7"),
         ],
     }
     faults = [

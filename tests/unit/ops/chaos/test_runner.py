@@ -90,7 +90,7 @@ def test_each_fault_is_told_when_it_happens_and_shown_while_it_lasts(world: Worl
     assert [text for _, text in told] == [
         "the time of the plan begins: 3 faults within 4.0 s",
         "fault 1 of 3: freeze us-0 for 2 s",
-        "fault 2 of 3 is left out: corrupt the store: the store is not",
+        "fault 2 of 3 is left out: corrupt: the store is not",
         "fault 3 of 3: kill us-0",
         "the faults are over, 3 in all",
     ]

@@ -35,7 +35,7 @@ def test_every_kind_that_lasts_says_what_its_victims_are_meanwhile() -> None:
             assert lasting == ()
             continue
         (one,) = lasting
-        assert one.text.startswith(f"fault 1 of 2: {kind} ")
+        assert one.text.startswith(f"fault 1 of 2: {kind}")
         assert one.state
         assert one.processes <= {process.name for process in PROCESSES}
         assert one.processes
@@ -45,6 +45,12 @@ def test_a_region_is_named_instead_of_its_workers() -> None:
     found = campaign(fault("cut"))
     assert happened(found.injections[1], 1) == "fault 1 of 1: cut us for 15 s"
     assert shown(found).lasting == (FaultShown("fault 1 of 1: cut us", 115.0, frozenset({"us-0", "us-1"}), "cut off"),)
+
+
+def test_what_hits_the_whole_run_names_nobody_and_tells_what_else_is_known() -> None:
+    assert happened(campaign(fault("kill-all")).injections[1], 1) == "fault 1 of 1: kill-all"
+    told = happened(campaign(fault("corrupt")).injections[1], 1, "bit 0 of byte 7 of blob 0123456789ab")
+    assert told == "fault 1 of 1: corrupt (bit 0 of byte 7 of blob 0123456789ab)"
 
 
 def test_a_fault_that_did_not_happen_is_told_with_its_reason() -> None:
