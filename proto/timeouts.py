@@ -17,9 +17,6 @@ from isles.proto import client
 from isles.proto.errors import ConfigError
 from isles.proto.messages import Limits
 
-if TYPE_CHECKING:
-    from isles.proto.logs import Logger
-
 SUFFIXES: Final = ("_seconds", "_seconds_min", "_seconds_max")
 """How the names of settings end that are times."""
 
