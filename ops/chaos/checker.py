@@ -63,6 +63,8 @@ class ReplayFact:
     first: int
     last: int
     difference: str = ""
+    is_outrun: bool = False
+    """Whether a running broker let go of the rest before it was reached, which breaks no promise."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,9 @@ def _replay(facts: Facts) -> Finding:
     faults, losses = [], []
     for one in facts.replayed:
         damaged = next((name for name in names if name in one.difference), "")
-        if damaged:
+        if one.is_outrun:
+            losses.append(f"fragment {one.fragment} only up to {one.last}: {one.difference}")
+        elif damaged:
             losses.append(f"fragment {one.fragment} only up to {one.last}, as blob {damaged} was damaged on purpose")
         elif one.difference:
             faults.append(f"fragment {one.fragment}: {one.difference}")

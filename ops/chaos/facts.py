@@ -85,10 +85,14 @@ def _replay(tape: StoreTape | BrokerTape) -> tuple[list[ReplayFact] | None, str]
         return None, str(error)
     except IslesError as error:
         return [ReplayFact(0, 1, 0, str(error))], ""
-    return [
-        ReplayFact(one.fragment, one.first, one.last, "" if one.difference is None else one.difference.text)
-        for one in results
-    ], ""
+    return [_replayed(one) for one in results], ""
+
+
+def _replayed(result: Any) -> ReplayFact:
+    if result.difference is None:
+        return ReplayFact(result.fragment, result.first, result.last)
+    is_outrun = result.difference.kind == "outrun"
+    return ReplayFact(result.fragment, result.first, result.last, result.difference.text, is_outrun)
 
 
 # ------------------------------------------------------------------------------------------------------------ the logs

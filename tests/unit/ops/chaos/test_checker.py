@@ -173,6 +173,14 @@ def test_a_blob_that_was_damaged_on_purpose_explains_a_tape_that_ends_there() ->
     assert told == "1 versions recomputed; fragment 0 only up to 1, as blob 0123456789ab was damaged on purpose"
 
 
+def test_a_running_broker_that_lets_go_of_versions_before_they_are_reached_breaks_no_promise() -> None:
+    text = "the run moves on faster than this machine recomputes"
+    facts = replace(kept(), replayed=(ReplayFact(0, 3, 2, text, is_outrun=True), ReplayFact(1, 1, 4)))
+    assert broken(facts) == []
+    (told,) = [one.text for one in check(facts) if "tape" in one.promise]
+    assert told == f"4 versions recomputed; fragment 0 only up to 2: {text}"
+
+
 def test_only_a_few_examples_of_many_faults_are_told() -> None:
     facts = replace(kept(), accepted=tuple(ContributionId("eu-9", 0, "cccccccc", n) for n in range(50)))
     assert any("and 47 more" in text for text in broken(facts))
