@@ -11,9 +11,10 @@ import pytest
 
 from isles.ops.chaos.checker import HeldFact
 from isles.ops.chaos.conclusion import damaged_before, read_logs
-from isles.ops.chaos.facts import logged
+from isles.ops.chaos.facts import _replayed, logged
 from isles.ops.chaos.logbook import LogReader, parse, unix_of
 from isles.ops.run_folder import RunFolder
+from isles.outer.replay import Difference, Replayed
 from isles.proto.ids import ContributionId
 
 ACCEPTED = {
@@ -115,3 +116,10 @@ def test_damage_that_an_earlier_report_tells_of_is_remembered(folder: RunFolder)
     assert damaged_before(folder) == ["a" * 64]
     (folder.path / "chaos.json").write_text("[]", encoding="utf-8")
     assert damaged_before(folder) == []
+
+
+@pytest.mark.parametrize(("kind", "is_outrun"), [("differs", False), ("unreadable", False), ("outrun", True)])
+def test_a_tape_that_was_too_fast_is_told_from_one_that_is_wrong(kind: Any, is_outrun: bool) -> None:
+    fact = _replayed(Replayed(1, 4, 6, Difference(7, kind, "why")))
+    assert (fact.fragment, fact.first, fact.last, fact.difference) == (1, 5, 6, "why")
+    assert fact.is_outrun is is_outrun
