@@ -69,8 +69,13 @@ def blob_fault(index: Index, blob: BlobRef, damaged: AbstractSet[str] = frozense
 
 
 def newest_checkpoint(index: Index, fragment: int, head: int, damaged: AbstractSet[str]) -> VersionInfo | None:
-    """Where a new outer begins: the newest checkpoint that can be read, or, if there is none, the newest at all."""
+    """Where a new outer begins: the newest checkpoint that can be read, or, if there is none, the newest at all.
+
+    The run's origin is always kept, and of no use once what comes after it was let go.
+    """
     found = index.checkpoints(fragment, head)
+    if len(found) > 1 and found[-1].version == 0 and not index.retained(fragment, 1):
+        found.pop()
     return next((info for info in found if is_readable(info, damaged)), found[0] if found else None)
 
 

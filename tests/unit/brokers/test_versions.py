@@ -232,6 +232,22 @@ def test_what_only_a_damaged_checkpoint_covers_is_kept(
     assert blob_of(parameters(2)).digest not in stage.blobs.blobs
 
 
+def test_the_origin_stands_in_for_no_damaged_checkpoint_once_what_follows_it_was_let_go(
+    stage: Stage, outer: Member, advance: Advance, checkpoint: MakeCheckpoint
+) -> None:
+    """An outer that began there would miss a payload that nobody has damaged, and blame that."""
+    advance(0, 4)
+    checkpoint(outer, 2)
+    advance(4, 6)
+    assert kept(stage, 6) == [2, 3, 4, 5, 6]
+    stage.blobs.blobs[blob_of(parameters(2)).digest] = b"rotten"
+    assert isinstance(outer.fetch(blob_of(parameters(2))), Error)
+    listing = outer.ask(List(fragment=0))
+    assert isinstance(listing, Listing)
+    assert listing.checkpoint is not None
+    assert listing.checkpoint.version == 2
+
+
 def test_blobs_are_given_up_only_by_an_instruction_after_their_last_reference(
     stage: Stage, outer: Member, advance: Advance
 ) -> None:
