@@ -126,6 +126,30 @@ def test_two_learners_that_were_given_one_folder_do_not_overwrite_each_other(wor
         again.learner.drain(timeout_seconds=0.0)
 
 
+def test_a_drain_whose_time_is_over_while_a_payload_is_made_still_leaves_all_work_in_the_checkpoint(
+    world: Any, tmp_path: Path
+) -> None:
+    with world.make(checkpoint_dir=tmp_path) as toy:
+        released, courier = threading.Event(), toy.learner._running.courier
+        submit = courier._worker.submit
+
+        def hold(job: Any) -> Any:
+            return submit(lambda: (released.wait(PATIENCE_SECONDS), job())[1])
+
+        courier._worker.submit = hold
+        toy.train(9)
+        assert toy.learner._running.performer._lent_buffers, "a payload is being made"
+        drain = threading.Thread(target=toy.learner.drain, args=(0.0,))
+        drain.start()
+        released.set()
+        drain.join()
+    assert (saved(tmp_path)["num_steps"], saved(tmp_path)["tokens"]) == (9, 90)
+    world.start_outer()
+    with world.make(checkpoint_dir=tmp_path) as again:
+        assert again.learner.num_steps == 9
+    assert world.status().totals.tokens_merged == 90
+
+
 def test_a_learner_that_was_frozen_does_not_go_on_with_data_that_others_have_by_now(world: Any) -> None:
     world.kill_broker()
     world.lease_seconds = 0.3
