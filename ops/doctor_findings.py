@@ -230,7 +230,7 @@ def judge_place(place: Place, status: Status | None) -> list[Finding]:
     num = 0 if status is None else status.num_parameters
     checks = (
         ("memory here", place.memory_free_bytes, num * MEMORY_BYTES_PER_PARAMETER, "a worker"),
-        ("disk here", place.disk_free_bytes, num * DISK_BYTES_PER_PARAMETER, "a worker's checkpoints"),
+        ("disk here", place.disk_free_bytes, num * DISK_BYTES_PER_PARAMETER, "what a worker keeps"),
     )
     found = []
     for check, free, needed, what in checks:

@@ -47,7 +47,7 @@ class OuterSettings(BaseModel):
     region: Name = Field(default="local", description="name of the place, for status")
     require_learners: Annotated[int, Field(ge=0, le=LEARNERS_MAX)] = Field(
         default=0,
-        description="with fewer live learners than this nothing is merged, for experiments that must not shrink; 0 = "
+        description="with fewer live learners than this nothing is merged, for runs that must not shrink; 0 = "
         "rounds go on with whoever is there",
     )
     list_seconds: Positive = Field(
