@@ -29,11 +29,6 @@ class BrokerSettings(RoutingSettings):
     port: Annotated[int, Field(ge=0, le=65_533)] = Field(
         default=7700, description="port for control; bulk and events are the next two; 0 takes three free ones"
     )
-    expose_without_keys: bool = Field(
-        default=False,
-        description="permit an address that other machines reach, although whoever reaches it can read and change the "
-        "run",
-    )
     num_disk_threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, description="threads that write, hash and read payloads"
     )
@@ -43,7 +38,7 @@ class BrokerSettings(RoutingSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if not is_loopback(self.host) and self.keys is None and not self.expose_without_keys:
+        if not is_loopback(self.host) and self.keys is None:
             raise ValueError(
                 f"bind = {self.bind} can be reached from other machines, and there are no keys: whoever reaches it "
                 "could read and change the run. Make keys with `isles keys new` and name their folder with keys = ..., "

@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "keys": _Entry("isles.ops.keys", "Say who may talk to a broker: make, list, change and end keys."),
     "status": _Entry("isles.ops.status", "Show what a broker knows of its run."),
     "doctor": _Entry("isles.ops.doctor", "Examine the way from here to a broker, and say what to mend."),
+    "pardon": _Entry("isles.ops.pardon", "End the quarantine of a learner."),
     "init": _Entry("isles.ops.init", "Start a run from given weights."),
     "change": _Entry("isles.ops.change", "Give a stopped run other settings."),
     "history": _Entry("isles.ops.history", "List the versions of a run and what they were made from."),
