@@ -6,6 +6,7 @@ the same loop as the sockets, and at start the broker dials itself as a stranger
 
 from __future__ import annotations
 
+import secrets
 import struct
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -55,11 +56,8 @@ _OUTCOMES: Final = {
 class Monitor:
     """What libzmq reports about the connections of one socket. Belongs to the socket's thread."""
 
-    _num_made = 0
-
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], watched: zmq.Socket[bytes]) -> None:
-        Monitor._num_made += 1
-        endpoint = f"inproc://monitor-{Monitor._num_made}"
+        endpoint = f"inproc://monitor-{secrets.token_hex(8)}"
         watched.monitor(endpoint, _WATCHED)
         self._watched = watched
         self.socket = context.socket(zmq.PAIR)
