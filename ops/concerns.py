@@ -15,7 +15,7 @@ def concern_lines(status: Status, *, num_max: int | None = None) -> list[str]:
     """What is wrong with the run now, each with since when; the rounds that wait for learners come first."""
     lines = [_line(one, status) for one in status.warnings]
     live = sum(learner.is_live for learner in status.learners)
-    if status.run and live < status.num_required:
+    if status.run and status.progress < 1 and live < status.num_required:
         lines.insert(0, f"learners.missing: {live} of {status.num_required} required learners are live, rounds wait")
     if num_max is not None and len(lines) > num_max:
         lines = [*lines[: num_max - 1], f"and {counted(len(lines) - num_max + 1, 'warning')} more: see `isles status`"]

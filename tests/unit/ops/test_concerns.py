@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from isles.ops.concerns import concern_lines
+from isles.ops.display import View, progress_line
+from isles.ops.display import render as render_view
 from isles.ops.status import as_json, render
+from isles.proto.agreement import Budget
 from isles.proto.messages import LearnerInfo, Status, StoreInfo, WarningInfo
 
 
@@ -41,6 +45,8 @@ def test_rounds_that_wait_for_required_learners_come_first(status: Status) -> No
     assert concern_lines(status.model_copy(update={"num_required": 1})) == concern_lines(status)
     first = concern_lines(status.model_copy(update={"num_required": 2}))[0]
     assert first == "learners.missing: 1 of 2 required learners are live, rounds wait"
+    over = status.model_copy(update={"num_required": 2, "progress": 1.0})
+    assert concern_lines(over) == concern_lines(status)  # whoever is done may go
 
 
 def test_more_warnings_than_there_is_room_for_are_counted(status: Status) -> None:
@@ -48,6 +54,16 @@ def test_more_warnings_than_there_is_room_for_are_counted(status: Status) -> Non
     lines = concern_lines(many, num_max=4)
     assert len(lines) == 4
     assert lines[-1] == "and 6 warnings more: see `isles status`"
+
+
+def test_a_run_on_this_machine_shows_them_in_its_display_and_its_lines(status: Status) -> None:
+    view = View(Path("runs/demo"), Budget(tokens=1000), {}, {}, started_at=0.0, status=status)
+    console = Console(file=io.StringIO(), width=60)
+    console.print(render_view(view, 40.0))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line for line in console.file.getvalue().splitlines() if "learner.outdated" in line]
+    assert len(lines) == 1
+    assert "2 warnings: round.alone for 1 min 00 s, learner.outdated us-1" in progress_line(view)
 
 
 def test_the_status_shows_them_to_people_and_programs(status: Status) -> None:
