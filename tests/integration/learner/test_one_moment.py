@@ -116,6 +116,7 @@ def test_two_learners_that_were_given_one_folder_do_not_overwrite_each_other(wor
     with owner as first, other as second:
         first.train(3)
         first.learner.drain(timeout_seconds=0.0)
+        first.learner._writer.wait()
         second.train(2)
         second.learner.drain(timeout_seconds=0.0)
     assert (saved(tmp_path)["learner"], saved(tmp_path)["num_steps"]) == ("us-0", 3)
