@@ -100,6 +100,8 @@ class Dialling:
 
     def wait(self, now: float) -> float | None:
         """Seconds until `due` may have something to say; None = nothing is expected."""
+        if self.denial is not None:
+            return None
         times = [*self._due_at.values()] + ([] if self._switch_at is None else [self._switch_at])
         return max(0.0, min(times) - now) if times else None
 

@@ -238,6 +238,7 @@ class ZmqClient(_Sockets):
                 for outcome in monitor.outcomes():
                     self._dialling.handle(channel, outcome, now)
         if self.denial is not None:
+            self._end_probe()
             for channel in list(self._monitors):
                 self._hang_up(channel)
             return

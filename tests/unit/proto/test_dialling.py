@@ -167,6 +167,7 @@ def test_one_more_key_of_the_broker_in_the_file_disturbs_no_connection() -> None
 
 def test_nothing_changes_after_a_denial() -> None:
     dialling = Dialling(None)
+    dialling.handle(Channel.BULK, Outcome.LOST, 0.0)
     for _ in range(REFUSALS_MIN):
         dialling.handle(Channel.CONTROL, Outcome.MISMATCHED, 0.0)
     denial = dialling.denial
