@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from isles.ops.history import tape_options, tape_reach
+from isles.proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from isles.ops.chaos.logbook import Line
 
 EXIT_BROKEN: Final = 1
 
@@ -20,7 +24,8 @@ learner went back to an older version, restarts are counted, and the tape replay
 broken, else with 1.
 
 What a learner held is checked wherever a contribution or its log says so; its log has each version it applied only
-with --log-level debug, and a store alone has no logs.
+with --log-level debug. A store or a broker alone has no logs: name them with --log, as in
+`docker compose logs --no-log-prefix | docker compose exec -T broker isles check --log - --broker ADDRESS`.
 """
 
 
@@ -29,9 +34,21 @@ def build(name: str) -> click.Command:
 
     @click.command(name, help=TEXT)
     @click.option("--replay/--no-replay", "has_replay", default=True, help="Whether the tape is replayed.")
+    @click.option(
+        "--log",
+        type=click.Path(path_type=Path, allow_dash=True),
+        metavar="FILE",
+        help="What the processes of the run have logged, all in one file; - is standard input.",
+    )
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of a table.")
     def check(
-        run: Path | None, broker: str | None, key: Path | None, timeout: float, has_replay: bool, is_json: bool
+        run: Path | None,
+        broker: str | None,
+        key: Path | None,
+        timeout: float,
+        has_replay: bool,
+        log: Path | None,
+        is_json: bool,
     ) -> int:
         from isles.ops.chaos.checker import check as check_facts
         from isles.ops.chaos.checker import is_kept
@@ -39,8 +56,10 @@ def build(name: str) -> click.Command:
         from isles.ops.chaos.facts import read_facts
         from isles.ops.chaos.report import findings_as_json, render_findings
 
+        lines = None if log is None else read_lines(log)
         damaged = digests_in(run / REPORT_NAME) if run is not None else []
-        facts = read_facts(run, tape_reach(broker, key), timeout, damaged_on_purpose=damaged, has_replay=has_replay)
+        reach = tape_reach(broker, key)
+        facts = read_facts(run, reach, timeout, damaged_on_purpose=damaged, has_replay=has_replay, lines=lines)
         findings = check_facts(facts)
         if is_json:
             click.echo(json.dumps({"is_kept": is_kept(findings), "findings": findings_as_json(findings)}, indent=2))
@@ -51,3 +70,15 @@ def build(name: str) -> click.Command:
         return 0 if is_kept(findings) else EXIT_BROKEN
 
     return tape_options(check)
+
+
+def read_lines(log: Path) -> list[Line]:
+    """The lines of a log, those of other programs left out. Raises UsageError for a file that cannot be read."""
+    from isles.ops.chaos.logbook import LINE_BYTES_MAX, parse
+
+    try:
+        with click.open_file(str(log), "rb") as file:
+            found = [parse(line) for line in file if len(line) <= LINE_BYTES_MAX]
+    except OSError as error:
+        raise UsageError(f"the log {log} cannot be read ({error.strerror or error})") from error
+    return [line for line in found if line is not None]

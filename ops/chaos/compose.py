@@ -25,6 +25,10 @@ CHECK_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 60.0
 """For one answer of the broker meanwhile."""
 ERROR_CHARACTERS_MAX: Final = 300
+CHECKED: Final = frozenset(
+    {"contribution.accepted", "contribution.rejected", "round.committed", "learner.joined", "learner.progressed"}
+)
+"""Events that the checker reads."""
 SERVICE: Final = "com.docker.compose.service"
 NUMBER: Final = "com.docker.compose.container-number"
 PORT: Final = "7700"
@@ -43,6 +47,15 @@ class Project:
         """The first process of each container that runs. Raises UsageError if there is none, or Docker fails."""
         found = [container_process(container) for container in self._containers()]
         return tuple(process for process in found if process is not None)
+
+    def has_workers(self) -> bool:
+        """Whether a worker runs, or is about to be started again. Raises UsageError if Docker fails."""
+        found = self._containers("--all")
+        states = [(container_process(one, is_ended=True), one["State"].get("Status")) for one in found]
+        return any(
+            process is not None and process.role == "worker" and state in ("running", "restarting")
+            for process, state in states
+        )
 
     def logs(self, since_unix: float = 0.0) -> dict[str, list[Line]]:
         """Process -> its lines of all its starts, or of those since a time. Raises UsageError if Docker fails."""
@@ -73,8 +86,14 @@ class Project:
             address = f"tcp://127.0.0.1:{_variables(container).get('ISLES_BROKER__PORT', PORT)}"
         else:
             raise UsageError(f"neither broker nor outer of the compose project {self._name} is running")
-        words = ["isles", "check", "--json", "--timeout", f"{ANSWER_SECONDS:g}", "--broker", address]
-        done = _docker("exec", str(container["Id"]), *words, seconds=CHECK_SECONDS, may_fail=True)
+        said = [line for lines in self.logs().values() for line in lines if line["event"] in CHECKED]
+        words = ["isles", "check", "--json", "--timeout", f"{ANSWER_SECONDS:g}", "--broker", address, "--log", "-"]
+        done = _docker(
+            *("exec", "--interactive", str(container["Id"]), *words),
+            seconds=CHECK_SECONDS,
+            may_fail=True,
+            standard_input="".join(json.dumps(line) + "\n" for line in said),
+        )
         try:
             found = json.loads(done.stdout)["findings"]
             return [Finding(one["promise"], one["verdict"], one["text"]) for one in found]
@@ -140,14 +159,20 @@ def _variables(container: dict[str, Any]) -> dict[str, str]:
 
 
 def _docker(
-    *arguments: str, seconds: float = DOCKER_SECONDS, may_fail: bool = False
+    *arguments: str, seconds: float = DOCKER_SECONDS, may_fail: bool = False, standard_input: str = ""
 ) -> subprocess.CompletedProcess[str]:
     program = shutil.which("docker")
     if program is None:
         raise UsageError("there is no `docker` on this machine: --compose needs it; --run-dir does not")
     try:
         done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+            [program, *arguments],
+            input=standard_input,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"docker {arguments[0]} did not answer within {seconds:g} s") from error

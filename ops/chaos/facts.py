@@ -17,7 +17,8 @@ from isles.proto.ids import ContributionId
 
 _Fact = TypeVar("_Fact")
 
-NO_LOGS: Final = "there is no run folder with logs: name one, rather than a store or a broker"
+NO_LOGS: Final = "there is no run folder with logs: name one, or give the lines with --log"
+NO_UP: Final = "its processes were not started by `isles up`"
 
 
 def read_facts(
@@ -28,14 +29,19 @@ def read_facts(
     damaged_on_purpose: Sequence[str] = (),
     has_replay: bool = True,
     is_ended: bool = False,
+    lines: Sequence[Line] | None = None,
 ) -> Facts:
     """Everything there is. Logs first: what they promise must be in a store that is read later.
 
+    `lines` are what all processes have said, where that is not in a run folder.
     `is_ended` is said by who runs the run, has ended its broker, and holds the folder's lock: the store itself is read.
     Raises UsageError if there is no such run, UnreachableError if its broker does not answer.
     """
     folder = RunFolder(run) if run is not None and (run / "logs").is_dir() else None
-    said = logged(folder) if folder is not None else {"missing": _missing_logs()}
+    if lines is not None:
+        said = logged_in(lines)
+    else:
+        said = logged(folder) if folder is not None else {"missing": _missing_logs()}
     with open_tape(folder.store if folder is not None and is_ended else run, reach, timeout_seconds) as tape:
         versions = {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
         rows = tape.rows()
@@ -104,20 +110,14 @@ def _missing_logs() -> dict[str, str]:
 
 def logged(folder: RunFolder) -> dict[str, Any]:
     """Those fields of Facts that come from logs, by their names."""
-    missing = {}
+    missing: dict[str, str] = {}
     broker = LogReader(folder.log("broker")).read()
     up = LogReader(folder.log("up")).read()
-    if not broker:
-        missing["the broker's log"] = f"{folder.log('broker')} is missing or empty"
     if not up:
         missing["the log of `isles up`"] = f"{folder.log('up')} is missing or empty"
     summary = folder.read_summary() or {}
     return {
-        "accepted": _contributions(broker, "contribution.accepted") if broker else None,
-        "rejected": _contributions(broker, "contribution.rejected"),
-        "commits": [one for line in broker if line["event"] == "round.committed" for one in _readable(line, _commit)]
-        if broker
-        else None,
+        **_of_broker(broker, missing, f"{folder.log('broker')} is missing or empty"),
         "held": [one for path in sorted(folder.logs.glob("*.jsonl")) for one in _held(LogReader(path).read())],
         "starts": _starts(up) if up else None,
         "num_up_starts": sum(line["event"] == "process.started" for line in up),
@@ -126,6 +126,32 @@ def logged(folder: RunFolder) -> dict[str, Any]:
         "tokens_merged": summary.get("tokens_merged"),
         "missing": missing,
     }
+
+
+def logged_in(lines: Sequence[Line]) -> dict[str, Any]:
+    """The same from the lines of all processes, mixed but in order; whose start a version belongs to, at level debug,
+    cannot be told there.
+    """
+    missing = {"the log of `isles up`": NO_UP}
+    broker = [line for line in lines if line.get("process") == "broker"]
+    learners: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["event"] in ("learner.joined", "learner.progressed"):
+            learners.setdefault(str(line.get("learner")), []).append(line)
+    return {
+        **_of_broker(broker, missing, "the log that was given has no lines of a broker"),
+        "held": [one for said in learners.values() for one in _held(said)],
+        "missing": missing,
+    }
+
+
+def _of_broker(lines: Sequence[Line], missing: dict[str, str], why: str) -> dict[str, Any]:
+    if not lines:
+        missing["the broker's log"] = why
+        return {"accepted": None, "commits": None}
+    commits = [one for line in lines if line["event"] == "round.committed" for one in _readable(line, _commit)]
+    accepted, rejected = (_contributions(lines, f"contribution.{fate}") for fate in ("accepted", "rejected"))
+    return {"accepted": accepted, "rejected": rejected, "commits": commits}
 
 
 def _contributions(lines: Sequence[Line], event: str) -> list[ContributionId]:
@@ -164,6 +190,7 @@ def _held(lines: Sequence[Line]) -> Iterator[HeldFact]:
         if line["event"] == "process.started":
             start, is_joining = start + 1, True
         elif line["event"] == "learner.joined":
+            start += not is_joining  # it has joined already: a start whose first lines are not here
             is_joining = False
         for fragment, version in _readable(line, _versions):
             is_early = is_joining and line["event"] == "version.applied"

@@ -19,6 +19,7 @@ from isles.proto.errors import UsageError
 
 DOCKER = """#!/bin/sh
 echo "$@" >> "$FAKE/calls"
+cat > "$FAKE/heard"
 cat "$FAKE/$1.out" 2>/dev/null
 cat "$FAKE/$1.err" >&2 2>/dev/null
 exit "$(cat "$FAKE/$1.code" 2>/dev/null || echo 0)"
@@ -51,6 +52,11 @@ class Docker:
     def has(self, *containers: dict[str, Any]) -> None:
         self.says("ps", "\n".join(one["Id"] for one in containers))
         self.says("inspect", json.dumps(list(containers)))
+
+    @property
+    def heard(self) -> str:
+        """What came in last."""
+        return (self._folder / "heard").read_text(encoding="utf-8")
 
     @property
     def calls(self) -> list[str]:
@@ -92,6 +98,12 @@ def test_a_project_is_what_docker_says_runs_of_it(docker: Docker) -> None:
     assert "label=com.docker.compose.project=isles" in docker.calls[0]
 
 
+@pytest.mark.parametrize(("state", "is_there"), [("running", True), ("restarting", True), ("exited", False)])
+def test_a_worker_that_is_about_to_be_started_again_is_still_there(state: str, is_there: bool, docker: Docker) -> None:
+    docker.has(container("broker", Args=["broker"]), container(State={"Running": False, "Pid": 0, "Status": state}))
+    assert Project("isles").has_workers() == is_there
+
+
 def test_a_project_that_does_not_run_and_a_docker_that_fails_are_one_sentence(docker: Docker) -> None:
     docker.says("ps", "")
     with pytest.raises(UsageError, match="no container of the compose project isles is running"):
@@ -121,8 +133,11 @@ def test_a_project_is_checked_in_the_container_of_an_outer(code: int, docker: Do
     docker.has(container("broker", Args=["broker"]), outer)
     found = {"findings": [{"promise": "p", "verdict": "holds", "text": "t"}]}
     docker.says("exec", json.dumps(found), err="a warning", code=code)
+    docker.says("logs", '{"event": "round.committed"}\n{"event": "broker.started"}\n')
     assert Project("isles").check() == [Finding("p", "holds", "t")]
-    assert docker.calls[-1] == f"exec {outer['Id']} isles check --json --timeout 60 --broker tcp://broker:7700"
+    asked = "isles check --json --timeout 60 --broker tcp://broker:7700 --log -"
+    assert docker.calls[-1] == f"exec --interactive {outer['Id']} {asked}"
+    assert [json.loads(one)["event"] for one in docker.heard.splitlines()] == ["round.committed"] * 2
 
 
 def test_without_an_outer_the_broker_is_asked_at_its_own_port(docker: Docker) -> None:
@@ -130,7 +145,7 @@ def test_without_an_outer_the_broker_is_asked_at_its_own_port(docker: Docker) ->
     docker.says("exec", "", err="isles: no broker answered", code=5)
     with pytest.raises(UsageError, match="in a container said: isles: no broker answered"):
         Project("isles").check()
-    assert docker.calls[-1].endswith("--broker tcp://127.0.0.1:7711")
+    assert "--broker tcp://127.0.0.1:7711 " in docker.calls[-1]
 
 
 def test_a_project_without_a_broker_cannot_be_checked(docker: Docker) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from isles.ops.chaos.check import read_lines
 from isles.ops.chaos.checker import HeldFact
 from isles.ops.chaos.conclusion import damaged_before, read_logs
-from isles.ops.chaos.facts import _replayed, logged
+from isles.ops.chaos.facts import _replayed, logged, logged_in
 from isles.ops.chaos.logbook import LogReader, parse, unix_of
 from isles.ops.run_folder import RunFolder
 from isles.outer.replay import Difference, Replayed
+from isles.proto.errors import UsageError
 from isles.proto.ids import ContributionId
 
 ACCEPTED = {
@@ -95,6 +97,32 @@ def test_lines_that_somebody_has_damaged_are_left_out(folder: RunFolder) -> None
     found = logged(folder)
     assert found["accepted"] == [ContributionId("us-0", 1, "ab" * 8, 7)]
     assert found["commits"] == found["held"] == []
+
+
+def test_lines_of_all_processes_in_one_file_are_told_apart() -> None:
+    def joined(learner: str, *versions: int) -> dict[str, Any]:
+        held = {str(fragment): version for fragment, version in enumerate(versions)}
+        return {"event": "learner.joined", "process": "worker", "learner": learner, "versions": held}
+
+    progressed = {"event": "learner.progressed", "process": "worker", "learner": "us-0", "versions": [5]}
+    applied = {"event": "version.applied", "process": "worker", "learner": "us-0", "fragment": 0, "version": 1}
+    committed = {"event": "round.committed", "process": "broker", "fragment": 1, "version": 3, "epoch": 2}
+    lines = [joined("us-0", 4), {**ACCEPTED, "process": "broker"}, joined("eu-0", 3), progressed, applied, committed]
+    found = logged_in([*lines, joined("us-0", 6)])
+    assert found["accepted"] == [ContributionId("us-0", 1, "ab" * 8, 7)]
+    assert found["commits"] == [(1, 3, 2)]
+    assert found["held"] == [
+        *(HeldFact("us-0", 0, 0, 4), HeldFact("us-0", 0, 0, 5), HeldFact("us-0", 1, 0, 6)),
+        HeldFact("eu-0", 0, 0, 3),
+    ]
+    assert "no lines of a broker" in logged_in([progressed])["missing"]["the broker's log"]
+
+
+def test_a_log_that_cannot_be_read_is_one_sentence_and_strange_lines_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the log .*nothing cannot be read"):
+        read_lines(tmp_path / "nothing")
+    (tmp_path / "log").write_text('Traceback\n{"event": "a"}\n[1]\n', encoding="utf-8")
+    assert read_lines(tmp_path / "log") == [{"event": "a"}]
 
 
 def test_what_logs_do_not_say_is_named(folder: RunFolder) -> None:
