@@ -70,10 +70,10 @@ def configure(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def serve() -> Callable[..., int]:
-    """The life of a process that is told to stop at the n-th look; its exit code."""
+    """The life of a process that is told to stop, perhaps at the n-th look; its exit code."""
 
-    def run(role: str, config: Config, num_looks: int, log: ListLogger) -> int:
-        stop = StopAfter(num_looks)
+    def run(role: str, config: Config, when: int | threading.Event, log: ListLogger) -> int:
+        stop = StopAfter(when) if isinstance(when, int) else when
         match role:
             case "worker":
                 return trainer.serve(config, logger=log, should_stop=stop)

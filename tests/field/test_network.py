@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,12 +145,18 @@ def test_a_process_that_reaches_nobody_says_where_and_what_to_check(
 def test_a_process_that_is_let_in_logs_the_address_that_it_used(
     address: str, configure: Callable[..., Config], serve: Callable[..., int]
 ) -> None:
+    class StopOnceIn(ListLogger):
+        def info(self, event: str, **fields: Any) -> None:
+            super().info(event, **fields)
+            if event == "broker.joined":
+                joined.append(fields["address"])
+                stop.set()
+
     config = configure(address)
     for role in ("worker", "evaluator", "outer"):
-        log = ListLogger()
-        serve(role, config, 14, log)
-        joined = [fields["address"] for _, event, fields in log.records if event == "broker.joined"]
-        assert joined
+        stop = threading.Event()
+        joined: list[str] = []
+        assert serve(role, config, stop, StopOnceIn()) == 0
         assert set(joined) == {address}
 
 
