@@ -11,6 +11,7 @@ from isles.proto.ids import ContributionId
 from isles.proto.messages import (
     MESSAGES,
     Accepted,
+    Alive,
     AskVersion,
     BlobRef,
     Checkpoint,
@@ -72,6 +73,7 @@ MESSAGES_BY_NAME: dict[str, Message] = {
     ),
     "hint": Hint(broker_incarnation="cc" * 8, seq=812, kind="version", fragment=3, version=17),
     "error": Error(request=6, code="conflict", text="no"),
+    "alive": Alive(request=2, typical_step_seconds=0.25, has_lost_shards=True),
 }
 
 TAGS = {
