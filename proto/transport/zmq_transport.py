@@ -45,6 +45,14 @@ COPY_BELOW_BYTES: Final = 65_536
 """Sending without a copy pays from about here."""
 ARRIVALS_MAX: Final = 256
 """Messages taken from one socket before the next one has its turn: control never waits behind bulk for long."""
+ARRIVAL_BYTES_MAX: Final = 32 << 20
+"""Bytes taken from one socket likewise: what has been read and not yet judged is bounded, too."""
+BULK_RECEIVE_HIGH_WATER: Final = 32
+"""Chunks of one connection that wait to be read by the broker; those behind them wait in the network, none is lost."""
+BULK_SEND_BYTES_MAX: Final = 256 << 20
+"""Chunks that wait for one connection at the broker, in bytes: twice what credit lets an honest client have."""
+BULK_SEND_HIGH_WATER_MIN: Final = 64
+"""Chunks that may wait for a connection however long they are: one for each fetch that a client may have open."""
 
 SUBSCRIPTION_BYTES_MAX: Final = 4_096
 """Longest frame that the broker takes in on the events channel, where nothing but subscriptions arrives."""
@@ -122,13 +130,16 @@ class _Sockets(ABC):
     @staticmethod
     def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
         """What waits on one socket. It is asked first: the exception for an empty one costs as much as a message."""
+        num_bytes = 0
         for _ in range(ARRIVALS_MAX):
-            if not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+            if num_bytes >= ARRIVAL_BYTES_MAX or not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
                 return
             try:
-                yield socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
+            num_bytes += sum(len(frame) for frame in frames)
+            yield frames
 
     @abstractmethod
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
@@ -303,6 +314,9 @@ class ZmqBroker(_Sockets):
             Channel.BULK: 2 * chunk_bytes + FRAME_BYTES_SPARE,
             Channel.EVENTS: SUBSCRIPTION_BYTES_MAX,
         }
+        self._bulk_send_high_water = max(
+            BULK_SEND_HIGH_WATER_MIN, min(SEND_HIGH_WATER, BULK_SEND_BYTES_MAX // chunk_bytes)
+        )
         try:
             if keys is not None:
                 self._doors = Doors(self._context, keys, is_allowed)
@@ -322,6 +336,9 @@ class ZmqBroker(_Sockets):
         socket.setsockopt(zmq.AFFINITY, 2 if channel is Channel.BULK else 1)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if channel is Channel.BULK:
+            socket.setsockopt(zmq.RCVHWM, BULK_RECEIVE_HIGH_WATER)
+            socket.setsockopt(zmq.SNDHWM, self._bulk_send_high_water)
         socket.setsockopt(zmq.MAXMSGSIZE, min(FRAME_BYTES_MAX, self._frame_bytes[channel]))
         if self._doors is not None:
             self._doors.guard(socket)
