@@ -177,14 +177,15 @@ def _explore(options: Options) -> int:
 
 
 def _print_report(report: Report, options: Options) -> None:
+    done = (
+        f"{report.num_versions} versions, {report.num_faults} faults, {report.num_deliveries} deliveries in "
+        f"{report.simulated_seconds:.0f} simulated seconds; history {report.digest[:16]}"
+    )
     if not report.fault:
-        click.echo(
-            f"seed {report.seed}: {report.num_versions} versions, {report.num_faults} faults, {report.num_deliveries} "
-            f"deliveries in {report.simulated_seconds:.0f} simulated seconds; history {report.digest[:16]}"
-        )
+        click.echo(f"seed {report.seed}: {done}")
         return
     rule = f" --without {options.without}" if options.without else ""
-    click.echo(f"seed {report.seed} of {code_version()} fails after {report.simulated_seconds:.1f} simulated seconds:")
+    click.echo(f"seed {report.seed} of {code_version()} fails after {done}:")
     click.echo(f"  {report.fault}")
     click.echo(f"  replay it with: isles simulate faults --seed {report.seed}{rule} --trace")
 

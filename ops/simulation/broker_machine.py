@@ -17,11 +17,14 @@ from isles.ops.simulation.laws import Laws
 from isles.ops.simulation.processes import Clock
 from isles.ops.simulation.timeline import Timeline
 from isles.ops.simulation.values import ZERO, Lane
+from isles.proto.messages import BlobRef
 
 TICK_SECONDS: Final = 0.4
 DOWN_SECONDS: Final = (0.1, 4.0)
 """From the end of a broker to the start of the next one, at least and at most."""
 ROWS_KEPT: Final = 512
+AIMED_CHANCE: Final = 0.7
+"""That what rots is a blob that somebody will soon read, if there is one; most others nobody reads again."""
 
 
 class _Index(SqliteIndex):
@@ -56,7 +59,8 @@ class BrokerMachine:
         self.broker = BrokerActor(
             drawn.routing, draw_token, self._clock.at(0.0), index=_Index(), open_blobs=self._open_blobs
         )
-        self.laws = Laws(drawn.record.sync.num_fragments, self.broker.index, self.broker.stored, increment)
+        self.laws = Laws(drawn.record.sync.num_fragments, self.broker.index, self._stored, increment)
+        self.laws.is_rotten = self._files.is_rotten
         self.broker.on_durable = self.laws.see
         self.broker.begin(drawn.record, ZERO.encode())
         self._crash: Crash | None = None
@@ -70,7 +74,12 @@ class BrokerMachine:
         timeline.plan(TICK_SECONDS, self._tick)
 
     def _open_blobs(self) -> FolderBlobs:
+        self._seen_blobs = FolderBlobs(FOLDER, self._files)
         return FolderBlobs(FOLDER, self._files)
+
+    def _stored(self, blob: BlobRef) -> bytes:
+        """The bytes of a blob, read by somebody else than the broker, which knows no more of it thereby."""
+        return self._seen_blobs.read(blob, 0, blob.size_bytes)
 
     @property
     def now(self) -> float:
@@ -189,6 +198,29 @@ class BrokerMachine:
 
     def _empty_disk(self) -> None:
         self._files.free = FREE_BYTES
+
+    def rot(self) -> str:
+        """A blob of the store is damaged where it lies; which one and how, "" if there is none that is whole."""
+        whole = [one for one in sorted(self.broker.index.digests()) if not self._files.is_rotten(one)]
+        if not whole:
+            return ""
+        wanted = [one for one in self.laws.recent_digests() if one in whole]
+        is_aimed = wanted and self._chance.random() < AIMED_CHANCE
+        digest = self._chance.choice(wanted if is_aimed else whole)
+        self.laws.note_rot(digest)
+        return f"{self._files.rot(digest)} of blob {digest[:12]}"
+
+    def rotten(self) -> list[str]:
+        """Digests of the blobs of the store that are damaged."""
+        return [digest for digest in sorted(self.broker.index.digests()) if self._files.is_rotten(digest)]
+
+    def put_copies_back(self) -> None:
+        """Somebody stops the broker and puts copies of all rotten blobs back."""
+        rotten = self.rotten()
+        if self.broker.is_up:
+            self._end()
+        for digest in rotten:
+            self._files.mend(digest)
 
     def heal(self) -> None:
         """Everything that is wrong with this machine ends."""

@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from isles.ops.simulation.values import DOWN_QUANTUM, ZERO, Pair
 from isles.outer import orders
 from isles.outer import recovery as recoveries
 from isles.outer.recovery import Recovery, StatePoint
-from isles.outer.rounds import Rounds
+from isles.outer.rounds import RETRY_SECONDS, Rounds, State
+from isles.outer.services import Unavailable
 from isles.proto.agreement import RunRecord
 from isles.proto.messages import (
     AskHistory,
@@ -29,11 +30,29 @@ from isles.proto.messages import (
     List,
     Listing,
     Message,
+    Rejection,
     Settle,
     Settled,
     Stale,
     VersionInfo,
 )
+
+POISON: Final = "poison"
+"""The reason of whatever fails the screen for what is in it."""
+FAILURES_MAX: Final = 10
+"""Merges and recoveries that fail one after the other before an outer gives up, as in `isles.outer.desk`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotHad:
+    """A blob that could not be brought."""
+
+    digest: str
+    why: Unavailable
+
+
+Found = Mapping[str, bytes] | NotHad
+"""What was brought, by digest, or what stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +73,14 @@ class Services(Protocol):
     def now(self) -> float: ...
     def draw_token(self) -> str: ...
     def ask(self, message: Message, then: Callable[[Message], None]) -> None: ...
-    def bring(self, blobs: Sequence[BlobRef], then: Callable[[Mapping[str, bytes] | str], None]) -> None:
-        """`then` gets the bytes by digest, or why one of them cannot be had."""
+    def bring(self, blobs: Sequence[BlobRef], then: Callable[[Found], None]) -> None:
+        """`then` gets the bytes by digest, or the first that cannot be had."""
 
     def store(self, values: Sequence[Pair], then: Callable[[str], None]) -> None:
         """`then` gets why a value cannot be stored, "" if all are."""
+
+    def give_up(self, reason: str) -> None:
+        """This outer cannot go on, and ends."""
 
 
 class Desk:
@@ -89,6 +111,12 @@ class Desk:
         self._recovery: Recovery | None = None
         self._values = Values()
         """Of the recovery."""
+        self._recover_at = 0.0
+        """No recovery begins before this moment, unless a merge waits for it."""
+        self._num_failures = 0
+        self._num_listings = 0
+        self._lost: tuple[str, int] = "", 0
+        """What the last recovery found to be gone, and how many listings there had been then."""
 
     def handle(self, event: orders.Event) -> None:
         """Tells the rounds what happened and performs what they order."""
@@ -129,7 +157,10 @@ class Desk:
 
     def _take_listing(self, reply: Message) -> None:
         if isinstance(reply, Listing):
-            self._listing = reply
+            if not self.rounds.is_standing_by:
+                self._listing = reply
+                self._num_listings += 1
+                self._prepare(reply.head)
             self.handle(orders.Listed(reply))
         else:
             self._take_answer("list", reply)
@@ -137,6 +168,7 @@ class Desk:
     def _take_answer(self, ask: Literal["list", "settle", "commit"], reply: Message) -> None:
         match reply:
             case Committed(version=version):
+                self._num_failures = 0
                 if self._made is not None and self._made[0].version == version:
                     self._held, self._made = self._made, None
                 self.handle(reply)
@@ -145,11 +177,15 @@ class Desk:
             case Error(text=text):
                 self.handle(orders.AskFailed(ask, text))
 
-    def _screen(self, contribution: Contribution, found: Mapping[str, bytes] | str) -> None:
-        if isinstance(found, str):
-            reason = found
+    def _screen(self, contribution: Contribution, found: Found) -> None:
+        """What is gone is rejected; what was only put off is asked for again when the rows are looked at next."""
+        if not isinstance(found, NotHad):
+            reason = POISON if self._is_poisoned(Pair.decode(found[contribution.blob.digest])) else ""
+        elif found.why.is_lost:
+            reason = f"its payload cannot be had: {found.why.text}"
         else:
-            reason = "poison" if self._is_poisoned(Pair.decode(found[contribution.blob.digest])) else ""
+            self.handle(orders.ScreenPutOff(contribution.id))
+            return
         self.handle(orders.PayloadScreened(contribution.id, reason))
 
     # ---------------------------------------------------------------------------------------------------------- merging
@@ -168,9 +204,9 @@ class Desk:
         else:
             self._recover(plan.head)
 
-    def _merge(self, plan: orders.Plan, start: Values, found: Mapping[str, bytes] | str) -> None:
-        if isinstance(found, str):
-            self.handle(orders.MergeFailed(plan, found))
+    def _merge(self, plan: orders.Plan, start: Values, found: Found) -> None:
+        if isinstance(found, NotHad):
+            self._fail(plan, found)
             return
         deltas = [Pair.decode(found[contribution.blob.digest]) for contribution in plan.contributions]
         update, values = make_version(start, deltas)
@@ -178,6 +214,22 @@ class Desk:
         blobs = orders.NewBlobs(point.parameters_sha256, point.optimizer_sha256, ref_of(update))
         self._made = point, values
         self._services.store([update], partial(self._take_stored, plan, blobs))
+
+    def _fail(self, plan: orders.Plan, found: NotHad) -> None:
+        """Without a payload that is gone the others are merged the next time."""
+        text = found.why.text
+        rejections: tuple[Rejection, ...] = ()
+        if found.why.is_lost:
+            lost = [one for one in plan.contributions if one.blob.digest == found.digest]
+            rejections = tuple(Rejection(id=one.id, reason=f"its payload cannot be had: {text}") for one in lost)
+        else:
+            self._count_failure(text)
+        self.handle(orders.MergeFailed(plan, text, rejections))
+
+    def _count_failure(self, reason: str) -> None:
+        self._num_failures += 1
+        if self._num_failures >= FAILURES_MAX:
+            self._services.give_up(reason)
 
     def _take_stored(self, plan: orders.Plan, blobs: orders.NewBlobs, reason: str) -> None:
         self.handle(orders.MergeFailed(plan, reason) if reason else orders.Merged(plan, blobs))
@@ -204,6 +256,14 @@ class Desk:
             self._services.ask(message, lambda _: None)
 
     # --------------------------------------------------------------------------------------------------------- recovery
+
+    def _prepare(self, head: VersionInfo) -> None:
+        """Brings the state of the head before it is needed; not for a listing that was overtaken by a commit."""
+        held = self._held
+        is_at_hand = held is not None and (head.version < held[0].version or held[0].is_of(head))
+        is_ours = self.rounds.state in (State.MERGING, State.COMMITTING)
+        if not (is_at_hand or is_ours or self._recovery is not None) and self._services.now() >= self._recover_at:
+            self._recover(head)
 
     def _recover(self, head: VersionInfo) -> None:
         assert self._listing is not None
@@ -236,13 +296,23 @@ class Desk:
         if recovery is self._recovery:
             self._carry_on(recovery, recovery.handle(event))
 
-    def _take_state(self, recovery: Recovery, info: VersionInfo, found: Mapping[str, bytes] | str) -> None:
-        if isinstance(found, str):
-            self._tell(recovery, recoveries.Prevented(found))
+    def _take_state(self, recovery: Recovery, info: VersionInfo, found: Found) -> None:
+        if isinstance(found, NotHad):
+            self._prevent(recovery, found.why)
             return
         assert info.parameters is not None
         remainder = ZERO if info.remainder is None else Pair.decode(found[info.remainder.digest])
         self._take_values(recovery, Values(Pair.decode(found[info.parameters.digest]), remainder))
+
+    def _prevent(self, recovery: Recovery, why: Unavailable) -> None:
+        """What is gone by two listings is gone for good: the first may have been of a tape that has moved on since."""
+        if recovery is not self._recovery:
+            return
+        lost, num_listings = self._lost
+        if why.is_lost and lost == why.text and num_listings < self._num_listings:
+            self._services.give_up(why.text)
+        self._lost = (why.text if why.is_lost else ""), self._num_listings
+        self._tell(recovery, recoveries.Prevented(why.text))
 
     def _take_tape(self, recovery: Recovery, reply: Message) -> None:
         if isinstance(reply, History):
@@ -250,13 +320,11 @@ class Desk:
         else:
             self._tell(recovery, recoveries.Prevented(f"the answer is {type(reply).__name__}"))
 
-    def _remake(
-        self, recovery: Recovery, version: int, blobs: Sequence[BlobRef], found: Mapping[str, bytes] | str
-    ) -> None:
+    def _remake(self, recovery: Recovery, version: int, blobs: Sequence[BlobRef], found: Found) -> None:
         if recovery is not self._recovery:
             return
-        if isinstance(found, str):
-            self._tell(recovery, recoveries.Prevented(found))
+        if isinstance(found, NotHad):
+            self._prevent(recovery, found.why)
             return
         deltas = [Pair.decode(found[blob.digest]) for blob in blobs]
         self._remade.append(version)
@@ -269,11 +337,17 @@ class Desk:
             self._tell(recovery, recoveries.StateMade(point.parameters_sha256, point.optimizer_sha256))
 
     def _end_recovery(self, reason: str) -> None:
-        assert self._recovery is not None
-        if self._recovery.point is not None:
-            self._held = self._recovery.point, self._values
-        self._recovery = None
+        """What had to be made again is checkpointed at once, for those who cannot follow the tape."""
+        recovery, self._recovery = self._recovery, None
+        assert recovery is not None
+        if recovery.point is not None:
+            self._held = recovery.point, self._values
+        if reason:
+            self._recover_at = self._services.now() + RETRY_SECONDS
+            self._count_failure(reason)
         self._go_on(reason)
+        if not reason and recovery.num_remade:
+            self.checkpoint()
 
 
 def ref_of(value: Pair) -> BlobRef:

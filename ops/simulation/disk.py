@@ -1,6 +1,7 @@
 """The files of a simulated machine: in memory, and lost in part when its power fails.
 
 What was not synced is at the mercy of chance: of the bytes of a file any part, of the changes to a folder any of them.
+Files may rot as well, whether they were synced or not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import io
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final, Literal, cast
 
 from isles.brokers.vocabulary import Bytes
 
@@ -18,6 +19,11 @@ FOLDER: Final = Path("blobs")
 FREE_BYTES: Final = 1 << 40
 ZEROS_CHANCE: Final = 0.3
 """That a file has its length but not its bytes, as on a disk that allocates late."""
+
+
+Rot = Literal["flip", "truncation", "loss"]
+"""One bit is another one, which no time of change tells; the end of the file is gone; the whole file is."""
+ROTS: Final[tuple[Rot, ...]] = ("flip", "truncation", "loss")
 
 
 class PowerLostError(Exception):
@@ -54,6 +60,37 @@ class SimulatedFiles:
     _changes: list[tuple[str | None, str | None, _File | None]] = field(default_factory=list)
     """To the folder since its last sync: the name that went, the name that came, and of which file."""
     _num_changes: int = 0
+    _healthy: dict[str, bytes] = field(default_factory=dict)
+    """Name -> what was in the file before it rotted for the first time."""
+
+    def rot(self, name: str) -> Rot:
+        """Damages a file that is there, while nobody looks; how."""
+        file = self._names[name]
+        self._healthy.setdefault(name, bytes(file.data))
+        how = self.chance.choice(ROTS)
+        match how:
+            case "flip":
+                file.data[self.chance.randrange(len(file.data))] ^= 1 << self.chance.randrange(8)
+            case "truncation":
+                del file.data[self.chance.randrange(len(file.data)) :]
+                file.num_synced = min(file.num_synced, len(file.data))
+            case "loss":
+                self._names.pop(name)
+                self._durable.pop(name, None)
+        return how
+
+    def is_rotten(self, name: str) -> bool:
+        """Whether a file is not what it was before it rotted; one that was written anew is."""
+        if name not in self._healthy:
+            return False
+        file = self._names.get(name)
+        return file is None or file.data != self._healthy[name]
+
+    def mend(self, name: str) -> None:
+        """Puts a copy of a rotten file back, durably."""
+        data = bytearray(self._healthy[name])
+        self._num_changes += 1
+        self._names[name] = self._durable[name] = _File(data, len(data), self._num_changes)
 
     def fail_power(self) -> None:
         """What is left is what was synced, and of the rest what chance leaves."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from isles.ops.simulation.fault_world import FaultWorld, Report
@@ -14,7 +15,7 @@ from isles.ops.simulation.mutations import without
 
 def run_seed(seed: int, missing_rule: str = "") -> Report:
     """The run of one seed, if need be without one of the rules of `isles.ops.simulation.mutations`."""
-    with without(missing_rule) if missing_rule else nullcontext():
+    with without(missing_rule) if missing_rule else nullcontext(), _without_collections():
         return FaultWorld(seed).run()
 
 
@@ -24,10 +25,22 @@ def explore(seeds: Iterable[int], *, num_jobs: int, missing_rule: str = "") -> I
     if num_jobs == 1:
         yield from map(run, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(num_jobs, _leave_interrupts_to_the_parent) as pool:
+    with multiprocessing.get_context("spawn").Pool(num_jobs, _prepare_process) as pool:
         yield from pool.imap_unordered(run, seeds)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """It ends this process; a traceback of each would say nothing."""
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Looks for garbage in cycles once a run, not hundreds of times: a run makes few of them, and much that stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def _prepare_process() -> None:
+    """Leaves interrupts to the parent: they end this process, and a traceback of each would say nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()

@@ -17,20 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from isles.brokers import vocabulary as broker
 from isles.ops.simulation import strikes
 from isles.ops.simulation.broker_machine import BrokerMachine
 from isles.ops.simulation.circumstances import Circumstances
 from isles.ops.simulation.credit import CreditBook
+from isles.ops.simulation.delivery import Delivery
 from isles.ops.simulation.faults import GAP_SECONDS, POISON_CHANCE, Weather
 from isles.ops.simulation.learner_actor import LearnerActor
-from isles.ops.simulation.network import REGIONS, Direction, Network
+from isles.ops.simulation.network import REGIONS, Network
 from isles.ops.simulation.outer_actor import OuterActor
 from isles.ops.simulation.processes import Clock, Place, Process
 from isles.ops.simulation.timeline import Timeline
 from isles.ops.simulation.values import LEARNERS_MAX, UP_QUANTUM, Lane
-from isles.proto.client import Send
-from isles.proto.messages import Channel, Chunk, Hint, Message
 
 VERSIONS_MIN: Final = 100
 DELIVERIES_MIN: Final = 5_000
@@ -86,17 +84,23 @@ class FaultWorld:
         self.drawn = Circumstances.draw(seed, chance)
         self.timeline = timeline = Timeline(note)
         self.network = Network(chance)
-        self.num_deliveries = self.num_faults = self.num_losses = 0
+        self.num_faults = self.num_losses = self.num_restored = 0
         self._is_calm = False
-        self._num_connections = 0
         self._increments: dict[tuple[Lane, int], int] = {}
         self._poisoned: dict[tuple[Lane, str], bool] = {}
         self.machine = BrokerMachine(
-            self.drawn, timeline, chance, self._draw_clock, self._draw_token, self._increment, self._flush_broker
+            self.drawn,
+            timeline,
+            chance,
+            self._draw_clock,
+            self._draw_token,
+            self._increment,
+            lambda: self.delivery.flush_broker(),  # noqa: PLW0108 - it is made below
         )
         self.laws = self.machine.laws
-        self.credit = CreditBook(self.drawn.routing.chunk_bytes, self.drawn.routing.credit_chunks)
-        self.processes: dict[bytes, Process[Any]] = {}
+        credit = CreditBook(self.drawn.routing.chunk_bytes, self.drawn.routing.credit_chunks)
+        self.delivery = Delivery(timeline, self.network, self.machine, credit)
+        self.processes = self.delivery.processes
         self.places = [
             Place(f"l{index}", index, REGIONS[index % 3], chance.uniform(*STEP_SECONDS))
             for index in range(LEARNERS_MAX)
@@ -153,7 +157,7 @@ class FaultWorld:
             fault,
             self.laws.num_versions_all,
             self.num_faults,
-            self.num_deliveries,
+            self.delivery.num_deliveries,
             self.timeline.num_events,
             self.timeline.now,
         )
@@ -170,72 +174,13 @@ class FaultWorld:
 
     def _has_enough(self) -> bool:
         return (
-            self.num_deliveries >= DELIVERIES_MIN
+            self.laws.num_versions_all >= VERSIONS_MIN
             and self.num_faults >= self.drawn.faults.num_faults
-            and self.laws.num_versions_all >= VERSIONS_MIN
+            and self.delivery.num_deliveries >= DELIVERIES_MIN
         )
 
     def _has_everyone(self) -> bool:
         return len(self.laws.merged_by) == len(self.places)
-
-    # ----------------------------------------------------------------------------------------------------------- links
-
-    def _connection(self) -> bytes:
-        self._num_connections += 1
-        return b"c%d" % self._num_connections
-
-    def _flush(self, process: Process[Any]) -> None:
-        """Puts on its way what a process has to say."""
-        outbox = process.actor.outbox
-        if outbox:
-            for send in outbox:
-                if isinstance(send.message, Chunk):
-                    self.credit.leave(process.connection, send.message, len(send.payload or b""), is_from_broker=False)
-                for time in self._arrivals(process, "up", send.channel):
-                    self.timeline.plan(time, self._arrive_at_broker, process, send)
-            outbox.clear()
-
-    def _flush_broker(self) -> None:
-        for send in self.machine.broker.outbox:
-            process = self.processes.get(send.connection)
-            if isinstance(send.message, Chunk):
-                self.credit.leave(send.connection, send.message, len(send.payload or b""), is_from_broker=True)
-            if process is not None:
-                for time in self._arrivals(process, "down", send.channel):
-                    self.timeline.plan(time, self._arrive, process, send.message, send.payload)
-        self.machine.broker.outbox.clear()
-        for hint in self.machine.broker.hints:
-            for process in self.processes.values():
-                for time in self._arrivals(process, "down", Channel.EVENTS):
-                    self.timeline.plan(time, self._arrive, process, hint, None)
-        self.machine.broker.hints.clear()
-        self.machine.plan_disk()
-
-    def _arrivals(self, process: Process[Any], direction: Direction, channel: Channel) -> list[float]:
-        return self.network.send(
-            process.connection, process.name, process.region, direction, channel, self.timeline.now
-        )
-
-    def _arrive(self, process: Process[Any], message: Message, payload: Any) -> None:
-        if not process.is_alive:
-            return
-        if process.frozen_until > self.timeline.now:
-            process.backlog.append(lambda: self._arrive(process, message, payload))
-            return
-        self.num_deliveries += 1
-        self.timeline.say(f"{process.name} hears {_words(message)}")
-        self.credit.reach(process.connection, message, is_at_broker=False)
-        process.actor.receive(message, payload, process.clock.at(self.timeline.now))
-        self._flush(process)
-
-    def _arrive_at_broker(self, process: Process[Any], send: Send) -> None:
-        if self.machine.is_deaf(lambda: self._arrive_at_broker(process, send)):
-            return
-        self.num_deliveries += 1
-        self.timeline.say(f"broker hears {process.name}: {_words(send.message)}")
-        self.credit.reach(process.connection, send.message, is_at_broker=True)
-        self.machine.hear(broker.MessageArrived(send.channel, process.connection, send.message, send.payload))
-        self._flush_broker()
 
     # ------------------------------------------------------------------------------------------------------- learners
 
@@ -262,10 +207,10 @@ class FaultWorld:
         self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, 0.0, 0.0)
 
     def _admit(self, name: str, region: str, actor: LearnerActor | OuterActor) -> Process[Any]:
-        process: Process[Any] = Process(name, region, self._connection(), self._draw_clock(), actor)
+        process: Process[Any] = Process(name, region, self.delivery.draw_connection(), self._draw_clock(), actor)
         self.processes[process.connection] = process
         actor.start(process.clock.at(self.timeline.now))
-        self._flush(process)
+        self.delivery.flush(process)
         return process
 
     def _step(self, process: Process[LearnerActor], place: Place, refresh_at: float, beat_at: float) -> None:
@@ -292,17 +237,20 @@ class FaultWorld:
         if actor.session.is_ready and self.chance.random() < CHECKPOINT_CHANCE and not process.is_zombie:
             place.checkpoints.append(actor.cut_checkpoint())
             del place.checkpoints[:-CHECKPOINTS_KEPT]
-        self._flush(process)
+        self.delivery.flush(process)
         if actor.is_stopped:
-            self._end_of_itself(process)
+            self._end_fenced(process)
             return
         self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, refresh_at, beat_at)
 
-    def _end_of_itself(self, process: Process[Any]) -> None:
-        """A process was told that it is fenced. Its supervisor starts another one, unless there is one.
+    def _end_fenced(self, process: Process[Any]) -> None:
+        """A process was told that another incarnation of it was heard for the first time after this one had been.
 
-        There is none if an older incarnation was heard for the first time only after this one had been.
+        Which of the two was started first nobody can know. That which has a supervisor is started again, and so it
+        has the last word: the other one has said its first HELLO, and never becomes current again.
         """
+        role = "outer" if isinstance(process.actor, OuterActor) else "worker"
+        self.laws.check_fenced(role, process.name, process.actor.incarnation)
         if not process.is_zombie:
             self.replace(process, self.timeline.now + RESTART_SECONDS)
         self._end(process)
@@ -345,11 +293,26 @@ class FaultWorld:
             for fragment in actor.desks:
                 if self.chance.random() < CHECKPOINT_CHANCE:
                     actor.checkpoint(fragment, now)
-        self._flush(process)
+        self.delivery.flush(process)
         if actor.client.is_refused:
-            self._end_of_itself(process)
+            self._end_fenced(process)
+            return
+        if actor.given_up:
+            self._restore_store(process)
             return
         self.timeline.plan(self.timeline.now + OUTER_TICK_SECONDS, self._tick_outer, process, lease_at)
+
+    def _restore_store(self, process: Process[OuterActor]) -> None:
+        """An outer cannot recompute a version and says of which blob that is; somebody puts the rotten ones back."""
+        reason = process.actor.given_up
+        is_explained = any(digest[:12] in reason for digest in self.laws.rotted)
+        assert is_explained, f"{process.name} gives up, and nothing that it misses has rotted: {reason}"
+        self.timeline.say(f"{process.name} gives up: {reason}")
+        self.num_restored += 1
+        self.machine.put_copies_back()
+        if not process.is_zombie:
+            self.replace(process, self.timeline.now + RESTART_SECONDS)
+        self._end(process)
 
     # --------------------------------------------------------------------------------------------------------- faults
 
@@ -417,7 +380,7 @@ class FaultWorld:
         self.timeline.say("DRAIN")
         for process in self.learners():
             process.actor.drain(process.clock.at(self.timeline.now))
-            self._flush(process)
+            self.delivery.flush(process)
 
     def _is_drained(self) -> bool:
         learners = self.learners()
@@ -436,13 +399,3 @@ def _fault_words(error: Exception) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {error} ({frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})"
-
-
-def _words(message: Message) -> str:
-    """A message in short."""
-    match message:
-        case Hint():
-            return f"Hint {message.kind} {message.fragment} {message.version} {message.learner}"
-        case Chunk():
-            return f"Chunk {message.transfer} {message.offset}"
-    return f"{type(message).__name__} {message.request}"

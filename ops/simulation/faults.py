@@ -10,7 +10,7 @@ Weather = Literal["loss", "duplication", "reordering", "delay", "partition", "on
 """What a link does to messages, for a while."""
 Blow = Literal[
     "kill learner", "kill outer", "kill broker", "power failure", "blackout", "freeze", "zombie", "slow disk",
-    "full disk",
+    "full disk", "bit rot",
 ]  # fmt: skip
 """What happens to a process or its machine."""
 Trait = Literal["clocks", "poison"]
@@ -22,7 +22,7 @@ WEATHERS: Final[tuple[Weather, ...]] = (
 )  # fmt: skip
 BLOWS: Final[tuple[Blow, ...]] = (
     "kill learner", "kill outer", "kill broker", "power failure", "blackout", "freeze", "zombie", "slow disk",
-    "full disk",
+    "full disk", "bit rot",
 )  # fmt: skip
 TRAITS: Final[tuple[Trait, ...]] = ("clocks", "poison")
 KINDS: Final[tuple[Kind, ...]] = (*WEATHERS, *BLOWS, *TRAITS)

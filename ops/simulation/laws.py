@@ -1,18 +1,28 @@
 """What must be true of a run at every moment, whatever happened to its processes: the laws of the simulated worlds.
 
 `Laws` is shown everything a broker makes durable, keeps its own books of exact integers beside it, and raises
-AssertionError as soon as the two differ. Each look costs the same however long the run already is.
+AssertionError as soon as the two differ. Each look costs the same however long the run already is:
+
+    a HELLO           the incarnations of that one process
+    a contribution    its row and its bytes, which are kept here until its fate is decided
+    a rejection       the reason, and whether the payload had rotted
+    a version         its number, its ingredients, and all lanes of its fragment before and after
+    a lease           the epochs in it
+    a blob deleted    what that blob was good for
+
+All of the store is looked at whenever a broker starts, and all of the books once more at the end.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from isles.brokers import versions
 from isles.brokers import vocabulary as broker
 from isles.brokers.store.index import Index
-from isles.ops.simulation.desk import Values, make_version, ref_of
+from isles.ops.simulation.desk import POISON, Values, make_version, ref_of
 from isles.ops.simulation.learner_actor import LearnerActor
 from isles.ops.simulation.values import (
     UP_QUANTUM,
@@ -25,6 +35,9 @@ from isles.ops.simulation.values import (
 )
 from isles.proto.ids import ContributionId
 from isles.proto.messages import HEADER_BYTES_MAX, Accepted, BlobRef, Hint, Leased, VersionInfo
+
+RECENT_MAX: Final = 6
+"""Blobs that are as good as new: about those of the newest version of each fragment."""
 
 
 class Laws:
@@ -41,13 +54,21 @@ class Laws:
         self.heads = dict.fromkeys(range(num_fragments), Values())
         """Fragment -> state of the newest version."""
         self.num_versions = dict.fromkeys(self.heads, 0)
+        self.num_versions_all = 0
+        """Versions committed, of all fragments."""
         self.taken: dict[ContributionId, int] = {}
         """Everything that was ever offered: its lanes."""
         self.accepted: set[ContributionId] = set()
         self.rejected: set[ContributionId] = set()
         self.merged: set[ContributionId] = set()
+        self.endangered: set[ContributionId] = set()
+        """Those whose payload rotted before their fate was decided: all that may be rejected without poison."""
+        self.rotted: set[str] = set()
+        """Digests of all blobs that were ever damaged where they lay."""
         self.merged_by: set[str] = set()
         self.num_checkpoints = 0
+        self.is_rotten: Callable[[str], bool] = lambda _: False
+        """Whether the blob of a digest has been damaged where it lies."""
         self._index = index
         self._stored = stored
         self._increment = increment
@@ -57,11 +78,11 @@ class Laws:
         """Digest -> what it is good for: ("update" or "state", fragment, version)."""
         self._pending: dict[str, ContributionId] = {}
         """Digests of the payloads of accepted contributions whose fate is open."""
-
-    @property
-    def num_versions_all(self) -> int:
-        """Versions committed, of all fragments."""
-        return sum(self.num_versions.values())
+        self._deltas: dict[ContributionId, Pair] = {}
+        """What they had in them the moment they were accepted, whatever their bytes are later."""
+        self._current: dict[tuple[str, str], str] = {}
+        """(role, id) -> its current incarnation."""
+        self._retired: set[tuple[str, str, str]] = set()
 
     # -------------------------------------------------------------------------------------------------- at every moment
 
@@ -69,23 +90,35 @@ class Laws:
         """Looks at everything that has just become durable."""
         for instruction in instructions:
             match instruction:
-                case broker.Send(message=Accepted(id=accepted)):
-                    self._see_accepted(accepted)
-                case broker.Send(message=Leased(epochs=epochs)):
-                    for fragment, epoch in epochs.items():
-                        assert epoch >= self._epochs.get(fragment, 0), f"the epoch of fragment {fragment} goes back"
-                        self._epochs[fragment] = epoch
-                case broker.Publish(hint=Hint(kind="settled", fragment=fragment, learner=learner)):
-                    row = self._index.row(learner, fragment)
-                    assert row is not None
-                    self.rejected.add(row.id)
-                    self._pending.pop(row.contribution.blob.digest, None)
-                case broker.Publish(hint=Hint(kind="version", fragment=fragment)):
-                    self._see_version(fragment)
+                case broker.Send(message=message):
+                    if isinstance(message, Accepted):
+                        self._see_accepted(message.id)
+                    elif isinstance(message, Leased):
+                        self._see_leased(message.epochs)
+                case broker.Publish(hint):
+                    self._see_hint(hint)
                 case broker.Log(event="version.checkpointed", fields=fields):
                     self._see_checkpoint(fields["fragment"], fields["version"])
+                case broker.Log(event="client.joined", fields=fields):
+                    self._see_joined(fields["role"], fields["id"], fields["incarnation"])
                 case broker.DeleteBlob(blob):
                     self._see_deleted(blob.digest)
+
+    def _see_leased(self, epochs: Mapping[int, int]) -> None:
+        for fragment, epoch in epochs.items():
+            assert epoch >= self._epochs.get(fragment, 0), f"the epoch of fragment {fragment} goes back"
+            self._epochs[fragment] = epoch
+
+    def _see_hint(self, hint: Hint) -> None:
+        match hint.kind:
+            case "contribution":
+                row = self._index.row(hint.learner, hint.fragment)
+                assert row is not None
+                self._see_accepted(row.id)
+            case "settled":
+                self._see_rejected(hint.learner, hint.fragment)
+            case "version":
+                self._see_version(hint.fragment)
 
     def _see_accepted(self, accepted: ContributionId) -> None:
         if accepted in self.accepted:
@@ -94,8 +127,17 @@ class Laws:
         row = self._index.row(accepted.learner, accepted.fragment)
         assert row is not None, f"{accepted} is accepted and not in the store"
         assert row.id == accepted, f"{accepted} is accepted and not in the store"
-        if row.state == "pending":
-            self._pending[row.contribution.blob.digest] = accepted
+        assert ("worker", accepted.learner, accepted.incarnation) not in self._retired, f"{accepted} is of the past"
+        self._pending[row.contribution.blob.digest] = accepted
+        self._deltas[accepted] = Pair.decode(self._stored(row.contribution.blob))
+
+    def _see_rejected(self, learner: str, fragment: int) -> None:
+        row = self._index.row(learner, fragment)
+        assert row is not None
+        assert row.reason == POISON or row.id in self.endangered, f"{row.id} is rejected for nothing: {row.reason}"
+        self.rejected.add(row.id)
+        self._pending.pop(row.contribution.blob.digest, None)
+        self._deltas.pop(row.id, None)
 
     def _see_version(self, fragment: int) -> None:
         before = self.heads[fragment].parameters
@@ -106,8 +148,8 @@ class Laws:
         ids = [ingredient.id for ingredient in head.recipe.ingredients]
         assert not self.merged.intersection(ids), "a contribution is merged twice"
         assert not self.rejected.intersection(ids), "a rejected contribution is merged"
-        blobs = [BlobRef(digest=one.digest, size_bytes=one.size_bytes) for one in head.recipe.ingredients]
-        _, made = make_version(self.heads[fragment], [Pair.decode(self._stored(blob)) for blob in blobs])
+        assert self.accepted.issuperset(ids), "a contribution is merged that was not accepted"
+        _, made = make_version(self.heads[fragment], [self._deltas.pop(merged) for merged in ids])
         parameters = made.parameters
         assert ref_of(parameters).digest == head.parameters_sha256, "the recipe does not give the version"
         assert is_once_each(parameters.lanes), "an item counts more than once, or less than it did"
@@ -116,17 +158,43 @@ class Laws:
         self.merged.update(ids)
         self.merged_by.update(merged.learner for merged in ids)
         self.num_versions[fragment] = head.version
+        self.num_versions_all += 1
         self.heads[fragment] = made
-        self._note_needs(head, blobs)
+        self._note_needs(head, [ingredient.digest for ingredient in head.recipe.ingredients])
+
+    # ---------------------------------------------------------------------------------------------------- incarnations
+
+    def _see_joined(self, role: str, name: str, incarnation: str) -> None:
+        """Of two incarnations the one is current whose first HELLO was taken later, and the other never again."""
+        if role == "operator" or self._current.get((role, name)) == incarnation:
+            return
+        assert (role, name, incarnation) not in self._retired, f"{role} {name}: a retired incarnation is current again"
+        if (before := self._current.get((role, name))) is not None:
+            self._retired.add((role, name, before))
+        self._current[role, name] = incarnation
+
+    def check_fenced(self, role: str, name: str, incarnation: str) -> None:
+        """Whoever is told that it was replaced, was."""
+        assert (role, name, incarnation) in self._retired, f"{role} {name} is fenced, and nobody has replaced it"
 
     # -------------------------------------------------------------------------------------------- what must not be lost
 
-    def _note_needs(self, head: VersionInfo, payloads: list[BlobRef]) -> None:
+    def _note_needs(self, head: VersionInfo, payloads: list[str]) -> None:
         assert head.update is not None
-        for blob in (head.update, *payloads):
-            self._needs[blob.digest].add(("update", head.fragment, head.version))
-        for blob in payloads:
-            self._pending.pop(blob.digest, None)
+        for digest in (head.update.digest, *payloads):
+            self._needs[digest].add(("update", head.fragment, head.version))
+        for digest in payloads:
+            self._pending.pop(digest, None)
+
+    def recent_digests(self) -> list[str]:
+        """Of what pends and of what was needed last: of the newest versions, updates, payloads and states."""
+        return [*list(self._needs)[-RECENT_MAX:], *self._pending]
+
+    def note_rot(self, digest: str) -> None:
+        """A blob is damaged where it lies."""
+        self.rotted.add(digest)
+        if digest in self._pending:
+            self.endangered.add(self._pending[digest])
 
     def _see_checkpoint(self, fragment: int, version: int) -> None:
         info = self._index.version(fragment, version)
@@ -145,11 +213,12 @@ class Laws:
             assert is_covered, f"the {kind} of version {version} is deleted, which a new outer needs"
 
     def check_store(self) -> None:
-        """Everything that the index says is there can be read; for the start of a broker."""
+        """Everything that the index says is there can be read, but for what rots; for the start of a broker."""
         for digest in sorted(self._index.digests()):
             blob = self._index.blob(digest)
             assert blob is not None
-            self._stored(blob)
+            if not self.is_rotten(digest):
+                self._stored(blob)
 
     # ------------------------------------------------------------------------------------------------------- at the end
 

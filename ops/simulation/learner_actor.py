@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair, lane_of, once
 from isles.proto.agreement import SyncSettings
-from isles.proto.client import Answered, Client, Fetched, Hinted, Instruction, Refused, Send, Welcomed
+from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.ids import ContributionId
 from isles.proto.messages import (
     Accepted,
     AskVersion,
     BlobRef,
     Contribution,
+    Error,
     Expired,
     Fenced,
     Hello,
@@ -91,6 +92,8 @@ class LearnerActor:
         self._replies: list[tuple[AskVersion, VersionReply]] = []
         self._offers: dict[ContributionId, Offer] = {}
         self._asking: set[int] = set()
+        self._avoiding: set[int] = set()
+        """Fragments whose last way began with the version held, and failed: the next one begins with a checkpoint."""
         self._hinted: set[int] = set()
         """Fragments to ask for at the next step: several hints, one question."""
         self.client = Client(Hello(role="worker", id=self.learner, incarnation=self.incarnation))
@@ -229,7 +232,7 @@ class LearnerActor:
     def _ask_version(self, fragment: int, now: float) -> None:
         if fragment not in self._asking:
             self._asking.add(fragment)
-            base = self.session.books[fragment].base
+            base = None if fragment in self._avoiding else self.session.books[fragment].base
             self._carry_out(self.client.ask(AskVersion(fragment=fragment, base_version=base), now), now)
 
     # ------------------------------------------------------------------------------------------------- news of the core
@@ -246,6 +249,8 @@ class LearnerActor:
                 case Fetched(blob, data):
                     self._blobs[blob.digest] = bytes(data)
                     self._take_complete_replies(now)
+                case FetchFailed(blob):
+                    self._give_up_ways(blob.digest)
                 case Hinted(hint):
                     self._take_hint(hint, now)
                 case Refused(code="fenced"):
@@ -262,11 +267,20 @@ class LearnerActor:
                     for blob in self._missing(reply):
                         self._carry_out(self.client.fetch(blob, now, bytes_max=BYTES_MAX), now)
                     self._take_complete_replies(now)
+            case Error() if isinstance(ask, AskVersion):
+                self._asking.discard(ask.fragment)
 
     def _missing(self, reply: VersionReply) -> list[BlobRef]:
         begin = [] if reply.snapshot is None else [reply.snapshot.parameters]
         wanted = [*begin, *reply.updates]
         return [blob for blob in wanted if blob is not None and blob.digest not in self._blobs]
+
+    def _give_up_ways(self, digest: str) -> None:
+        """No way leads over a blob that cannot be had: the next ask is for another one, as that of a worker is."""
+        for ask, reply in list(self._replies):
+            if any(blob.digest == digest for blob in self._missing(reply)):
+                self._replies.remove((ask, reply))
+                self._avoiding ^= {ask.fragment}
 
     def _take_complete_replies(self, now: float) -> None:
         waiting, self._replies = self._replies, []
@@ -292,6 +306,7 @@ class LearnerActor:
         digest = hashlib.sha256(values.encode()).hexdigest()
         assert digest == reply.head.parameters_sha256, f"{self.learner} rebuilt version {version} wrongly"
         self._values[fragment, version] = values
+        self._avoiding.discard(fragment)
         self._order(orders.VersionArrived(fragment, version, reply.row, reply.head.tokens_total), now)
 
     def _take_hint(self, hint: Hint, now: float) -> None:

@@ -16,9 +16,11 @@ from isles.brokers import retained, versions
 from isles.brokers.downloads import Download as Sending
 from isles.brokers.downloads import Downloads
 from isles.brokers.leases import Leases
+from isles.brokers.store.blobs import FolderBlobs
 from isles.brokers.store.sqlite_index import SqliteIndex
 from isles.ops.simulation.disk import SimulatedFiles
-from isles.outer import quorum
+from isles.outer import quorum, services
+from isles.proto.transfers import Download as Receiving
 from isles.proto.transfers import Upload
 from isles.workers import session
 from isles.workers.session import Session
@@ -142,6 +144,15 @@ def _without_the_fsync_of_the_folder(patch: Patch) -> None:
     patch(SimulatedFiles, "sync_folder", lambda self, folder: None)
 
 
+def _without_digests(patch: Patch) -> None:
+    patch(FolderBlobs, "_check", lambda *args: None)
+    patch(Receiving, "has_digest", lambda self: True)
+
+
+def _waiting_for_payloads_that_are_gone(patch: Patch) -> None:
+    patch(services, "LOST_CODES", frozenset())
+
+
 def _without_credit_of_uploads(patch: Patch) -> None:
     original = Upload.next_chunks
 
@@ -179,12 +190,16 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
     "checkpoint-till-later": _leaving_an_old_checkpoint_before_there_is_a_later_one,
     "fsync": _without_the_fsync,
     "folder-fsync": _without_the_fsync_of_the_folder,
+    "digests": _without_digests,
+    "lost-payloads": _waiting_for_payloads_that_are_gone,
     "upload-credit": _without_credit_of_uploads,
     "download-credit": _without_credit_of_downloads,
 }
 """The rule that is missing -> how to do without it."""
 
-OF_DISK_AND_LINKS: Final = frozenset({"fsync", "folder-fsync", "upload-credit", "download-credit"})
+OF_DISK_AND_LINKS: Final = frozenset(
+    {"fsync", "folder-fsync", "digests", "lost-payloads", "upload-credit", "download-credit"}
+)
 """Rules that only a world with a disk and with pieces of payloads can miss."""
 
 

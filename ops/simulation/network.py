@@ -60,14 +60,23 @@ class Network:
         self, connection: bytes, name: str, region: str, direction: Direction, channel: Channel, time: float
     ) -> list[float]:
         """When a message that is sent now arrives; never, if it is lost."""
-        chance = self.chance
-        arrives = time + self._latency[region] * (1 + JITTER_SHARE * chance.random())
-        num_copies, is_in_order = 1, True
+        arrives = time + self._latency[region] * (1 + JITTER_SHARE * self.chance.random())
+        link = connection, direction, channel
         if self.episodes:
             self.episodes = [episode for episode in self.episodes if episode.until > time]
-        for episode in self.episodes:
-            if episode.place not in (name, region) or episode.direction not in (None, direction):
-                continue
+        around = [
+            one for one in self.episodes if one.place in (name, region) and one.direction in (None, direction)
+        ]  # fmt: skip
+        if around:
+            return self._send_in(around, link, arrives)
+        arrives = self._arrived[link] = max(arrives, self._arrived.get(link, 0.0))
+        return [arrives]
+
+    def _send_in(self, around: list[Episode], link: tuple[bytes, Direction, Channel], arrives: float) -> list[float]:
+        """The same in bad weather."""
+        chance = self.chance
+        num_copies, is_in_order = 1, True
+        for episode in around:
             match episode.kind:
                 case "partition" | "one-way partition":
                     num_copies = 0
@@ -86,7 +95,6 @@ class Network:
             self.num_lost += num_copies == 0
             self.num_duplicated += num_copies > 1
         if is_in_order:
-            link = connection, direction, channel
             arrives = self._arrived[link] = max(arrives, self._arrived.get(link, 0.0))
         later = [arrives + chance.random() * REORDERING_SECONDS for _ in range(num_copies - 1)]
         return [arrives, *later] if num_copies else []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from isles.ops.simulation.desk import Desk, ref_of
+from isles.ops.simulation.desk import Desk, Found, NotHad, ref_of
 from isles.ops.simulation.values import Lane, Pair, counted
 from isles.outer import orders
+from isles.outer.services import Unavailable
 from isles.proto.agreement import RunRecord
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Send, Welcomed
 from isles.proto.messages import BlobRef, Hello, Lease, Leased, Message, Stored, Upload
@@ -20,7 +21,7 @@ class _Bringing:
     """Some blobs that are being fetched."""
 
     missing: set[str]
-    then: Callable[[Mapping[str, bytes] | str], None]
+    then: Callable[[Found], None]
     found: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -39,6 +40,8 @@ class OuterActor:
     outbox: list[Send] = field(default_factory=list)
     num_kept: int = 0
     """Blobs that are not fetched again."""
+    given_up: str = ""
+    """Why it cannot go on, if it cannot."""
     _now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,7 +99,7 @@ class OuterActor:
         self._asked.append((message, then))
         self._carry_out(self.client.ask(message, self._now, payload))
 
-    def bring(self, blobs: Sequence[BlobRef], then: Callable[[Mapping[str, bytes] | str], None]) -> None:
+    def bring(self, blobs: Sequence[BlobRef], then: Callable[[Found], None]) -> None:
         found = {blob.digest: self._kept[blob.digest] for blob in blobs if blob.digest in self._kept}
         missing = [blob for blob in blobs if blob.digest not in found]
         if not missing:
@@ -121,6 +124,9 @@ class OuterActor:
         value = left.pop(0)
         self.ask(Upload(blob=ref_of(value)), take, value.encode())
 
+    def give_up(self, reason: str) -> None:
+        self.given_up = reason
+
     # ------------------------------------------------------------------------------------------------- news of the core
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -136,8 +142,8 @@ class OuterActor:
                     self._take_answer(ask, reply)
                 case Fetched(blob, data):
                     self._take_blob(blob.digest, bytes(data))
-                case FetchFailed(blob, text):
-                    self._take_failure(blob.digest, text)
+                case FetchFailed(blob, text, code):
+                    self._take_failure(NotHad(blob.digest, Unavailable(code, text)))
                 case Hinted(hint) if hint.kind in ("contribution", "version"):
                     self.desks[hint.fragment].handle(orders.Hinted())
 
@@ -168,7 +174,7 @@ class OuterActor:
                 self._bringing.remove(bringing)
                 bringing.then(bringing.found)
 
-    def _take_failure(self, digest: str, text: str) -> None:
-        for bringing in [one for one in self._bringing if digest in one.missing]:
+    def _take_failure(self, failure: NotHad) -> None:
+        for bringing in [one for one in self._bringing if failure.digest in one.missing]:
             self._bringing.remove(bringing)
-            bringing.then(text)
+            bringing.then(failure)

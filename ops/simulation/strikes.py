@@ -25,6 +25,8 @@ TORN_CHANCE: Final = 0.7
 """That a power failure comes in the middle of a disk's work, if there is any."""
 REGION_CHANCE: Final = 0.4
 """That bad weather is that of a region, not of one process."""
+BLOBS_ROTTEN: Final = (1, 3)
+"""How many blobs one case of bit rot damages, at least and at most."""
 
 
 def worsen(world: FaultWorld, kind: Weather) -> None:
@@ -123,6 +125,14 @@ def fill_disk(world: FaultWorld) -> None:
     world.machine.fill_disk(until)
 
 
+def rot(world: FaultWorld) -> None:
+    """Some blobs on the broker's disk are damaged while they lie there, whether a broker is up or not."""
+    for _ in range(world.chance.randint(*BLOBS_ROTTEN)):
+        found = world.machine.rot()
+        if found:
+            world.timeline.say(f"FAULT bit rot: {found}")
+
+
 BLOWS: Final[dict[Blow, Callable[[FaultWorld], None]]] = {
     "kill learner": kill_learner,
     "kill outer": kill_outer,
@@ -133,4 +143,5 @@ BLOWS: Final[dict[Blow, Callable[[FaultWorld], None]]] = {
     "zombie": leave_zombie,
     "slow disk": slow_disk,
     "full disk": fill_disk,
+    "bit rot": rot,
 }

@@ -18,6 +18,8 @@ class Timeline:
         self.num_events = 0
         self._note = note
         self._digest = hashlib.sha256()
+        self._lines: list[str] = []
+        """Of the history, not yet in its digest."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_planned = 0
 
@@ -35,11 +37,13 @@ class Timeline:
     def say(self, text: str) -> None:
         """Writes a line of the history."""
         line = f"{self.now:9.4f} {text}"
-        self._digest.update(line.encode())
+        self._lines.append(line)
         if self._note is not None:
             self._note(line)
 
     @property
     def digest(self) -> str:
         """Of the history up to now."""
+        self._digest.update("".join(self._lines).encode())
+        self._lines.clear()
         return self._digest.hexdigest()

@@ -40,8 +40,11 @@ def once(lane: Lane) -> int:
 
 def counted(lanes: int) -> list[Lane]:
     """The lanes that are not 0, in order; for lanes that have all one sign."""
-    digits = f"{abs(lanes):x}"
-    return [lane for lane, digit in enumerate(reversed(digits)) if digit != "0"]
+    if not lanes:
+        return []
+    first = ((lanes & -lanes).bit_length() - 1) // DIGIT_BITS
+    digits = f"{abs(lanes) >> DIGIT_BITS * first:x}"
+    return [lane for lane, digit in enumerate(reversed(digits), first) if digit != "0"]
 
 
 def num_counted(lanes: int) -> int:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 
 import pytest
 
+from isles.ops.main import run
+from isles.ops.simulate import code_version
 from isles.ops.simulation.exploration import run_seed
 from isles.ops.simulation.fault_world import DELIVERIES_MIN, VERSIONS_MIN, FaultWorld, Report
 from isles.ops.simulation.faults import BLOWS, FAULTS_MIN, KINDS, TRAITS, WEATHERS, Faults
@@ -40,6 +43,8 @@ QUICK_SEEDS = {
     "checkpoint-till-later": 17,
     "fsync": 1,
     "folder-fsync": 1,
+    "digests": 5,
+    "lost-payloads": 0,
     "upload-credit": 6,
     "download-credit": 6,
 }
@@ -80,6 +85,19 @@ def test_a_seed_makes_the_same_history_in_every_process() -> None:
         for hash_seed in ("1", "2")
     }
     assert printed == {f"{run_seed(5)}\n"}
+
+
+def test_the_printed_command_replays_a_failure_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "faults", "--seed", "0", "--without", "payloads-of-versions"]) == 1
+    said = capsys.readouterr().out
+    assert f"seed 0 of {code_version()} fails" in said
+    [words] = re.findall("replay it with: isles (.*)", said)
+    code = f"import sys; from isles.ops.main import run; sys.exit(run({words.split()}))"
+    command = [sys.executable, "-P", "-c", code]
+    replayed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert replayed.returncode == 1
+    first, again = (re.findall("fails after .*\n.*", text) for text in (said, replayed.stdout))
+    assert first == again != []
 
 
 def test_two_seeds_make_two_histories() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from isles.brokers.store.blobs import FolderBlobs
+from isles.brokers.store.blobs import FolderBlobs, MissingBlobError
 from isles.ops.simulation.credit import CreditBook
-from isles.ops.simulation.disk import FOLDER, PowerLostError, SimulatedFiles
+from isles.ops.simulation.disk import FOLDER, ROTS, PowerLostError, SimulatedFiles
 from isles.ops.simulation.network import Episode, Network
 from isles.ops.simulation.values import Pair, counted, is_once_each, lane_of, missing, once
 from isles.proto.errors import PayloadError
@@ -65,6 +65,40 @@ def test_power_fails_in_the_middle_of_what_a_disk_does() -> None:
     disk.operations_left = 1
     with pytest.raises(PowerLostError):
         blobs.finish(1, BLOB)
+
+
+def test_a_blob_that_rots_is_noticed_when_it_is_read_or_doubted() -> None:
+    seen = set()
+    for seed in range(30):
+        disk = files(seed)
+        blobs = FolderBlobs(FOLDER, disk)
+        blobs.write(1, 0, DATA)
+        blobs.finish(1, BLOB)
+        how = disk.rot(BLOB.digest)
+        assert disk.is_rotten(BLOB.digest)
+        if how == "flip":
+            assert blobs.read(BLOB, 0, 11) != DATA, "its time of change is what it was when it was found to be right"
+            blobs.doubt(BLOB.digest)
+        seen.add(how)
+        for reader in (blobs, FolderBlobs(FOLDER, disk)):
+            with pytest.raises((PayloadError, MissingBlobError)):
+                reader.read(BLOB, 0, 11)
+    assert seen == set(ROTS)
+
+
+def test_what_has_rotted_is_whole_again_once_it_was_written_anew_or_put_back() -> None:
+    for seed in range(6):
+        disk = files(seed)
+        blobs = FolderBlobs(FOLDER, disk)
+        for transfer in (1, 2):
+            blobs.write(transfer, 0, DATA)
+            blobs.finish(transfer, BLOB)
+            assert not disk.is_rotten(BLOB.digest)
+            disk.rot(BLOB.digest)
+        disk.mend(BLOB.digest)
+        assert not disk.is_rotten(BLOB.digest)
+        disk.fail_power()
+        assert blobs.read(BLOB, 0, 11) == DATA
 
 
 def arrivals(network: Network, direction: str = "up", time: float = 0.0) -> list[float]:
