@@ -1,15 +1,17 @@
 """Whether a contribution is in proportion: how far it goes, and what it claims, beside what its fragment is used to.
 
-    usual norm   T min(max(1, sqrt(n / n_T)), G)      n: steps of the contribution; T, n_T: medians over the votes
-    clip         min(1, F usual / norm);  rejected if norm > R usual, and R times the median of the round alone
+    usual norm   U: median over the votes of T_i min(max(1, n / n_i), G)       n: steps of the contribution,
+                 or, if that is more, the same over those of the round alone   n_i, T_i: steps and norm of a vote
+    clip         min(1, F U / norm) among three or more, else min(1, 3 F U / norm)
+    reject       norm > R U, among three or more
     weight       at most W times the median weight over the votes
     direction    cosine with the sum of all others of the round, each with length 1: not below -D
     tokens       all that a learner has claimed so far, at most C times what one of the median rate can have done
 
 A vote is what a learner's last merged contribution was like, or what one of this round is like. So a learner that is in
 the round has two votes and another one has one, however often it contributes. A round without a past is judged by
-itself; and where all norms change alike, as at the beginning of a run, the median goes along. For its norm, nothing is
-rejected but one of three or more: the past alone may have become wrong for everybody, and then what is merged clipped
+itself; and where all norms change alike, as at the beginning of a run, the median goes along. Of fewer than three
+nothing is rejected for its norm, as the past alone may have become wrong for everybody: what is merged clipped then
 moves the median until it is right again.
 
 Nothing is remembered here: the past is in the recipe of the head. Whoever merges next, after whatever failure, judges
@@ -29,8 +31,8 @@ from isles.proto.ids import ContributionId, Version
 from isles.proto.messages import COUNT_MAX, Conduct, Contribution, Habit, LearnerInfo, Rejection, VersionInfo
 
 GROWTH_MAX: Final = 4.0
-"""G: the usual norm grows with the root of the steps, as steps that have nothing in common do, up to those of 16 usual
-contributions. Whoever claims more gets no larger bound."""
+"""G: four times the steps may go four times as far; those that have nothing in common take sixteen times as many to.
+Whoever claims more gets no larger bound."""
 
 HABITS_MAX: Final = 64
 """Learners whose habits travel in a recipe, those merged last: one more hardly moves a median of so many."""
@@ -43,6 +45,10 @@ SLACK_SECONDS: Final = 60.0
 
 COMPANY_MIN: Final = 3
 """Contributions of one round from which on the odd one out can be told."""
+
+ALONE_FACTOR: Final = 3.0
+"""How much farther one may go where it cannot be told: norms grow by as much from one version to the next when a short
+run begins."""
 
 
 REASON_CHARACTERS_MAX: Final = 2000
@@ -137,20 +143,24 @@ def judge(
 
     Buffers are measured, not learned, and jump when the data does: they are clipped, never rejected for their norm.
     """
-    norm = _median([*(habit.norm for habit in past.habits), *(one.norm or 0.0 for one in candidates)])
-    steps = _median([*(habit.steps for habit in past.habits), *(one.contribution.steps for one in candidates)])
+    company = [(one.norm, one.contribution.steps) for one in candidates if one.norm]
+    has_company = len(company) >= COMPANY_MIN
+    votes = [*((habit.norm, habit.steps) for habit in past.habits), *company]
+    clip_factor = limits.clip_factor if has_company else ALONE_FACTOR * limits.clip_factor
     weight = _median([*(habit.weight for habit in past.habits), *(one.weight for one in candidates)])
     rate = _usual_rate(past, candidates)
     tokens_max = limits.claim_factor * (_usual_tokens(past, rate, unix) + rate * SLACK_SECONDS)
-    measured = [one.norm for one in candidates if one.norm]
-    company = _median(measured) if len(measured) >= COMPANY_MIN and not is_buffers else math.inf
     tokens_before = {habit.learner: habit.tokens for habit in past.habits}
     opposed = oppositions({one.contribution.id: one.sketch for one in candidates}, limits.opposition_max)
+    usual_norms: dict[int, float] = {}
     faults: dict[ContributionId, Fault] = {}
     clips: dict[ContributionId, float] = {}
     for one in candidates:
-        name, growth = one.contribution.id, _growth(one.contribution.steps, steps)
-        usual = growth * norm
+        name, num_steps = one.contribution.id, one.contribution.steps
+        if num_steps not in usual_norms:
+            alone = _usual_norm(company, num_steps) if has_company else 0.0
+            usual_norms[num_steps] = max(alone, _usual_norm(votes, num_steps))
+        usual = usual_norms[num_steps]
         tokens = tokens_before.get(name.learner, 0) + one.contribution.tokens
         if tokens_max and tokens > tokens_max:
             faults[name] = Fault(
@@ -166,14 +176,14 @@ def judge(
             )
         elif not one.norm or not usual:
             continue
-        elif limits.reject_factor and one.norm > limits.reject_factor * max(usual, growth * company):
+        elif limits.reject_factor and one.norm > limits.reject_factor * usual and has_company and not is_buffers:
             faults[name] = Fault(
                 "norm",
                 f"its delta has the norm {one.norm:.4g}, {one.norm / usual:.4g} times what is usual for "
                 f"{one.contribution.steps} steps; the limit is {limits.reject_factor:g} times",
             )
-        elif limits.clip_factor and one.norm > limits.clip_factor * usual:
-            clips[name] = limits.clip_factor * usual / one.norm
+        elif clip_factor and one.norm > clip_factor * usual:
+            clips[name] = clip_factor * usual / one.norm
     return Judgement(
         faults,
         clips,
@@ -232,8 +242,9 @@ def _median(values: Iterable[float]) -> float:
     return float(statistics.median(known)) if known else 0.0
 
 
-def _growth(steps: int, usual_steps: float) -> float:
-    return min(max(1.0, math.sqrt(steps / usual_steps)), GROWTH_MAX) if usual_steps else 1.0
+def _usual_norm(votes: Iterable[tuple[float, int]], steps: int) -> float:
+    """The median of how far each vote says that so many steps go."""
+    return _median(norm * min(max(1.0, steps / max(1, others)), GROWTH_MAX) for norm, others in votes)
 
 
 def _usual_rate(past: Conduct, candidates: Sequence[Candidate]) -> float:

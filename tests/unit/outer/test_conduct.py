@@ -201,18 +201,18 @@ def test_one_of_two_is_judged_by_the_past_of_both() -> None:
     past = after([honest(2)])
     assert not judge([*honest(1), candidate("h1", 100.0)], NOTHING, USUAL, unix=UNIX).faults
     judgement = judge([*honest(1), candidate("h1", 100.0)], past, USUAL, unix=UNIX)
-    assert judgement.clips == {candidate("h1").contribution.id: pytest.approx(0.03)}
+    assert judgement.clips == {candidate("h1").contribution.id: pytest.approx(0.09)}
 
 
 def test_who_contributes_often_has_no_more_votes_than_others() -> None:
     loud = [[candidate("loud", 2.5, weight=3000.0)] for _ in range(HABIT_VERSIONS - 1)]
     past = after([honest(5), *loud])
-    judgement = judge([candidate("loud", 3.1)], past, USUAL, unix=UNIX + 100)
-    assert judgement.clips == {candidate("loud").contribution.id: pytest.approx(3.0 / 3.1)}
+    judgement = judge([candidate("loud", 10.0)], past, USUAL, unix=UNIX + 100)
+    assert judgement.clips == {candidate("loud").contribution.id: pytest.approx(9.0 / 10.0)}
 
 
 def test_what_went_too_far_enters_the_past_as_it_was_merged() -> None:
-    past = after([honest(), [candidate("loud", 10.0, weight=1e6)]])
+    past = after([[*honest(), candidate("loud", 10.0, weight=1e6)]])
     [habit] = [habit for habit in past.habits if habit.learner == "loud"]
     assert (habit.norm, habit.weight) == (pytest.approx(3.0), 4000.0)
 
@@ -221,6 +221,26 @@ def test_buffers_are_clipped_and_not_rejected() -> None:
     judgement = judge([*honest(), candidate("loud", 1000.0)], NOTHING, USUAL, unix=UNIX, is_buffers=True)
     assert not judgement.faults
     assert judgement.clips == {candidate("loud").contribution.id: pytest.approx(0.003)}
+
+
+def test_what_grows_as_fast_as_when_a_short_run_begins_is_left_alone() -> None:
+    """Norms and steps of the first versions of a run whose learning rate rises within two contributions."""
+    rounds = [
+        [("a", 0.31, 24)],
+        [("b", 0.20, 14), ("c", 0.09, 6), ("d", 0.02, 1)],
+        [("c", 1.78, 48)],
+        [("d", 1.94, 45)],
+        [("a", 1.56, 44), ("b", 1.70, 41)],
+        [("a", 5.95, 48)],
+        [("e", 3.42, 24), ("b", 5.88, 44), ("c", 6.11, 48), ("d", 6.02, 48)],
+    ]
+    past = NOTHING
+    for version, contributions in enumerate(rounds, start=1):
+        candidates = [candidate(name, norm, steps=steps, seconds=float(steps)) for name, norm, steps in contributions]
+        judgement = judge(candidates, past, USUAL, unix=UNIX + 10 * version)
+        assert not judgement.faults
+        assert not judgement.clips
+        past = next_conduct(past, candidates, judgement, version=version, unix=UNIX + 10 * version)
 
 
 def test_without_limits_nothing_is_judged() -> None:

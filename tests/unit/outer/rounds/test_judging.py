@@ -110,7 +110,7 @@ def test_rounds_that_know_nothing_but_the_store_judge_like_those_before_them(
     recipes: list[Recipe] = []
     for bench in (old, new):
         bench.look(late, learners, version=1, recipe=plan.recipe)
-        measure(bench, late, 9.0)
+        measure(bench, late, 90.0)
         bench.wait(bench.grace_seconds)
         recipes.append(bench.one(Merge).plan.recipe)
     assert recipes[0].ingredients == recipes[1].ingredients
