@@ -147,7 +147,7 @@ class FolderBlobs:
         try:
             with self._files.open(path) as file:
                 if offset == 0:
-                    self._check(file, blob)
+                    self._check(file, blob, path)
                 file.seek(offset)
                 data = file.read(num_bytes)
         except FileNotFoundError as error:
@@ -158,8 +158,8 @@ class FolderBlobs:
             raise PayloadError(f"blob {blob.digest[:12]} in {path} ends before byte {offset + num_bytes}")
         return data
 
-    def _check(self, file: IO[bytes], blob: BlobRef) -> None:
-        stamp = self._files.stamp(self._folder / blob.digest)
+    def _check(self, file: IO[bytes], blob: BlobRef, path: Path) -> None:
+        stamp = self._files.stamp(path)
         if self._checked.get(blob.digest) == stamp:
             return
         digest = hashlib.sha256()
