@@ -75,7 +75,6 @@ def test_a_round_of_one_among_two_takes_a_part_of_a_step(world: Any, learners: A
     learners[0].contribute(world.delta(1))
     world.until(lambda: learners[0].head() == 1)
     assert learners[0].history()[1].recipe.fraction < 1
-    assert "round.alone" in logger.events()
 
 
 def test_with_fewer_live_learners_than_required_nothing_is_merged_until_the_others_are_here(

@@ -215,25 +215,3 @@ def test_a_commit_that_was_refused_is_tried_again_later(
     assert bench.timer_at == RETRY_SECONDS
     bench.wait(RETRY_SECONDS)
     assert bench.has(Merge)
-
-
-def test_a_lonely_round_among_live_learners_warns_once_until_it_changes(
-    bench: Bench, learners: list[LearnerInfo], make_contribution: Callable[..., Contribution]
-) -> None:
-    for version in range(3):
-        row = make_contribution("a", version + 1)
-        bench.look([row], learners, version)
-        bench.pass_screen(row)
-        bench.wait(bench.grace_seconds)
-        bench.tell(Merged(bench.one(Merge).plan, bench.blobs))
-        bench.tell(Committed(fragment=0, version=version + 1))
-    assert bench.log_names().count("round.alone") == 1
-
-
-def test_a_lonely_learner_that_is_all_alone_is_no_reason_to_warn(
-    bench: Bench, rows: list[Contribution], learners: list[LearnerInfo]
-) -> None:
-    plan = bench.merge_all(rows[:1], learners[:1])
-    bench.tell(Merged(plan, bench.blobs))
-    bench.tell(Committed(fragment=0, version=1))
-    assert "round.alone" not in bench.log_names()
