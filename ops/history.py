@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from itertools import pairwise
@@ -140,6 +140,7 @@ def describe(record: RunRecord, info: VersionInfo) -> dict[str, Any]:
         "version": info.version,
         "committed_unix": info.committed_unix,
         "participants": [one.id.learner for one in ingredients],
+        "clipped": {one.id.learner: one.clip for one in ingredients if one.clip < 1},
         "tokens": sum(one.tokens for one in ingredients),
         "tokens_total": info.tokens_total,
         "fraction": None if recipe is None else recipe.fraction,
@@ -202,6 +203,7 @@ def render(found: Mapping[str, Any], place: str) -> list[RenderableType]:
             Text(f"fragment {fragment['fragment']}", style="bold"),
             _table(versions, has_changed, has_days),
         ]
+    parts += [Text(line) for line in clip_lines(found["fragments"])]
     parts += [Text(line) for line in rejection_lines(found["num_rejected"], found["rejections"])]
     return parts
 
@@ -276,6 +278,17 @@ def _names(learners: list[str]) -> str:
 def _local(unix: float) -> datetime | None:
     """In the zone of whoever reads it; None if the time is not known."""
     return datetime.fromtimestamp(unix, UTC).astimezone() if unix else None
+
+
+def clip_lines(fragments: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Whose contributions to the versions that are shown were merged scaled down, and how often."""
+    clipped = Counter(
+        learner for fragment in fragments for version in fragment["versions"] for learner in version["clipped"]
+    )
+    if clipped:
+        yield ""
+        times = ", ".join(f"{learner} {count}" for learner, count in sorted(clipped.items()))
+        yield f"Merged scaled down, as they went much farther than usual, contributions of: {times}"
 
 
 def rejection_lines(num_rejected: int, rejections: list[dict[str, Any]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from isles.brokers.retained import REJECTED_COUNTER, RUN_RECORD
 from isles.brokers.store.index import Commitment, StoredLearner, StoredRow
 from isles.brokers.store.store import Store
 from isles.ops.changes import read_record
-from isles.ops.history import as_json, describe, newest, rejection_lines, render
+from isles.ops.history import as_json, clip_lines, describe, newest, rejection_lines, render
 from isles.ops.reach import Reach
 from isles.ops.rejections import find_rejections
 from isles.ops.replay import exit_code, sentence
@@ -191,6 +191,23 @@ def test_where_times_are_of_several_days_each_day_is_told_once_before_its_versio
 
 def test_versions_whose_time_is_not_known_have_none() -> None:
     assert not [line for line in lines_told(0.0) if "times in" in line]
+
+
+def test_whose_contributions_were_scaled_down_is_said() -> None:
+    def clip(info: VersionInfo, learner: str) -> VersionInfo:
+        assert info.recipe is not None
+        ingredients = [
+            one.model_copy(update={"clip": 0.25}) if one.id.learner == learner else one
+            for one in info.recipe.ingredients
+        ]
+        return info.model_copy(update={"recipe": info.recipe.model_copy(update={"ingredients": tuple(ingredients)})})
+
+    versions = [make_version(1, ("a", "b"), NEW), *(clip(make_version(n, ("a", "b"), NEW), "b") for n in (2, 3))]
+    described = [describe(RECORD, info) for info in versions]
+    assert [one["clipped"] for one in described] == [{}, {"b": 0.25}, {"b": 0.25}]
+    [_, line] = clip_lines([{"versions": described}])
+    assert line.endswith("contributions of: b 2")
+    assert list(clip_lines([{"versions": described[:1]}])) == []
 
 
 def test_the_newest_versions_are_chosen(store: Path) -> None:
