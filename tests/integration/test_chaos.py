@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from isles.ops.chaos.plan import KINDS, MOMENTARY_KINDS
+
 if TYPE_CHECKING:
     from tests.integration.conftest import SmallRun
 
@@ -145,6 +147,39 @@ def test_chaos_comes_to_a_run_from_outside_and_says_what_it_cannot_do(small_run:
     process.communicate(timeout=RUN_SECONDS)
     gone = small_run.isles("chaos", plan, "--run-dir", small_run.run_dir)
     assert (gone.returncode, "no `isles up` is running" in gone.stderr) == (2, True)
+
+
+@pytest.mark.soak
+def test_a_plan_of_every_kind_completes_or_ends_at_a_payload_that_it_damaged(small_run: SmallRun) -> None:
+    of_worker: dict[str, Any] = {"process": "us-0", "seconds": 3.0}
+    whom: dict[str, dict[str, Any]] = {
+        "cut": {"region": "eu", "seconds": 3.0},
+        "disk-full": {"seconds": 3.0},
+        "kill": {"process": "us-0"},
+    }
+    faults = [
+        {"at": 5.0 * n, "kind": kind, **whom.get(kind, {} if kind in MOMENTARY_KINDS else of_worker)}
+        for n, kind in enumerate([*sorted(KINDS.keys() - {"kill-all"}), "kill-all"])
+    ]
+    plan = write_plan(small_run.run_dir.with_name("plan.toml"), *faults)
+    process = small_run.begin(*FLAGS, f"--chaos={plan}")
+
+    def is_over() -> bool:
+        begun = small_run.count("chaos", "fault.injected") + small_run.count("chaos", "fault.skipped")
+        return process.poll() is not None or begun == len(faults)
+
+    small_run.wait_for(process, is_over, "all faults")
+    seen = small_run.count("broker", "round.committed")
+    goes_on = lambda: process.poll() is not None or small_run.count("broker", "round.committed") >= seen + 4  # noqa: E731
+    small_run.wait_for(process, goes_on, "rounds after the last fault")
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=RUN_SECONDS)
+    report = json.loads((small_run.run_dir / "chaos.json").read_text(encoding="utf-8"))
+    assert report["is_kept"], out + err
+    assert [one["failure"] for one in report["faults"]] == [""] * len(report["faults"])
+    is_lost = any(digest[:12] in err for digest in report["damaged_on_purpose"])
+    assert process.returncode == (1 if is_lost else 130), out + err
 
 
 @pytest.mark.soak
