@@ -43,7 +43,7 @@ _WATCHED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _OUTCOMES: Final = {
-    int(zmq.EVENT_CONNECTED): Outcome.RETRIED,
+    int(zmq.EVENT_CONNECTED): Outcome.CONNECTED,
     int(zmq.EVENT_CONNECT_RETRIED): Outcome.RETRIED,
     int(zmq.EVENT_DISCONNECTED): Outcome.LOST,
     int(zmq.EVENT_HANDSHAKE_SUCCEEDED): Outcome.OPENED,

@@ -29,6 +29,9 @@ PROBES_MIN: Final = 2
 """Probes that met a broker with keys, with failed turns between them, before its key is called another one."""
 SWITCH_SECONDS: Final = 0.2
 """Between two public keys of the broker: as long as libzmq waits before it dials again."""
+CUT_SECONDS_MAX: Final = 5.0
+"""A handshake that ends later ran out of time: whoever has another key hangs up as soon as it is greeted, but a broker
+whose disk keeps it waiting answers nobody."""
 GIVEN_UP_SECONDS: Final = 0.2
 """A lost connection that libzmq has not begun to restore by now is given up by it: it says at once when it tries."""
 
@@ -36,6 +39,8 @@ GIVEN_UP_SECONDS: Final = 0.2
 class Outcome(StrEnum):
     """What became of one connection."""
 
+    CONNECTED = "connected"
+    """The handshake begins."""
     OPENED = "opened"
     """The handshake is done."""
     REFUSED = "refused"
@@ -59,6 +64,7 @@ class Dialling:
         """Whether a socket without a key should ask who is there; answer with `probed`."""
         self._key = key
         self._present = 0
+        self._connected_at: dict[Channel, float] = {}
         self._due_at: dict[Channel, float] = {}
         self._switch_at: float | None = None
         self._refusals: dict[tuple[Channel, Outcome], int] = {}
@@ -76,6 +82,9 @@ class Dialling:
         if self.denial is not None:
             return
         match outcome:
+            case Outcome.CONNECTED:
+                self._connected_at[channel] = now
+                self._due_at.pop(channel, None)
             case Outcome.OPENED:
                 self._take_opened(channel)
             case Outcome.LOST:
@@ -141,7 +150,8 @@ class Dialling:
         self.wants_probe = False
 
     def _take_cut(self, channel: Channel, now: float) -> None:
-        if self._key is None or self._switch_at is not None:
+        is_late = now - self._connected_at.get(channel, now) > CUT_SECONDS_MAX
+        if self._key is None or self._switch_at is not None or is_late:
             return
         self._cut.add(channel)
         if self._cut != set(Channel):

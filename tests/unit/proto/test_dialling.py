@@ -8,6 +8,7 @@ from isles.proto.key_files import generate_pair
 from isles.proto.keys import BROKER_KEYS_MAX, ClientKey
 from isles.proto.messages import Channel
 from isles.proto.transport.dialling import (
+    CUT_SECONDS_MAX,
     GIVEN_UP_SECONDS,
     PROBES_MIN,
     REFUSALS_MIN,
@@ -94,6 +95,17 @@ def test_a_broker_that_is_away_behind_a_forwarder_is_waited_for(num_keys: int) -
     assert dialling.denial is None
 
 
+def test_a_broker_that_is_kept_waiting_by_its_disk_is_waited_for() -> None:
+    dialling = Dialling(make_key(2))
+    now = 0.0
+    for _ in range(50):
+        for channel in Channel:
+            dialling.handle(channel, Outcome.CONNECTED, now)
+        now += CUT_SECONDS_MAX + 1.0
+        cut_everywhere(dialling, now)
+    assert (dialling.wants_probe, dialling.due(now), dialling.denial) == (False, set(), None)
+
+
 def test_one_handshake_that_succeeds_is_proof_of_the_key() -> None:
     dialling = Dialling(make_key())
     for _ in range(20):
@@ -136,7 +148,7 @@ def test_a_socket_that_libzmq_gave_up_is_opened_anew_once() -> None:
     assert (dialling.due(100.0), dialling.wait(100.0)) == (set(), None)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.RETRIED, Outcome.OPENED])
+@pytest.mark.parametrize("outcome", [Outcome.RETRIED, Outcome.CONNECTED, Outcome.OPENED])
 def test_a_socket_that_libzmq_dials_again_is_left_alone(outcome: Outcome) -> None:
     dialling = Dialling(None)
     dialling.handle(Channel.BULK, Outcome.LOST, 5.0)
