@@ -30,6 +30,7 @@ from isles.proto.messages import (
     Lease,
     Message,
     Offer,
+    Pardon,
     Progress,
     Recipe,
     Rejection,
@@ -46,6 +47,10 @@ BLOB = BlobRef(digest="5e" * 32, size_bytes=99)
 
 MESSAGES_BY_NAME: dict[str, Message] = {
     "hello": Hello(request=1, role="worker", id="us-0", incarnation="0123456789abcdef", region="us"),
+    "hello_given": Hello(
+        request=1, role="worker", id="", incarnation="0123456789abcdef", store="ee" * 8, rejoin="dd" * 16
+    ),
+    "pardon": Pardon(request=8, session="aa" * 8, learner="us-0"),
     "progress": Progress(request=2, session="aa" * 8, steps=24, tokens=4096, step_seconds=0.25),
     "offer": Offer(
         request=3,
