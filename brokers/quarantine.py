@@ -14,7 +14,7 @@ from isles.brokers.sessions import Session
 from isles.brokers.state import State
 from isles.brokers.store.index import Standing, StoredRow
 from isles.brokers.vocabulary import AbandonUpload, Instruction, MessageArrived
-from isles.proto.messages import Done, Error, Message, Offer, Pardon, Settle, Shards, Upload
+from isles.proto.messages import Done, Error, Message, Offer, Pardon, Settle, Shards, Upload, WarningInfo
 
 REASON_MAX: Final = 1000
 """Characters of the outer's reason that a sentence repeats."""
@@ -79,14 +79,31 @@ def quarantine_error(state: State, learner: str) -> Error | None:
     """What a learner in quarantine is told; None if it is in none."""
     if not is_quarantined(state, learner):
         return None
+    return Error(code="quarantined", text=_reason_text(state, learner))
+
+
+def quarantine_infos(state: State) -> tuple[WarningInfo, ...]:
+    """The quarantines that last, as whoever asks for the status is shown them."""
+    lasting = {learner: until for learner, until in state.quarantined.items() if state.unix < until}
+    return tuple(
+        WarningInfo(
+            name="learner.quarantined",
+            subject=learner,
+            text=_reason_text(state, learner),
+            since_unix=max(0.0, until - state.settings.quarantine_seconds),
+        )
+        for learner, until in sorted(lasting.items(), key=lambda one: one[1])
+    )
+
+
+def _reason_text(state: State, learner: str) -> str:
     standing = state.index.standing(learner) or Standing()
     minutes = (state.quarantined[learner] - state.unix) / 60
-    text = (
+    return (
         f"{standing.num_rejected} contributions of learner {learner} in a row were rejected, the last because "
         f"{standing.reason[:REASON_MAX]}: mend its training or its data, and start it again in {minutes:.0f} min, or "
         f"after the operator's `isles pardon {learner}`"
     )
-    return Error(code="quarantined", text=text)
 
 
 def take_pardon(state: State, session: Session, arrival: MessageArrived, message: Pardon) -> list[Instruction]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from isles.brokers import retained, versions
+from isles.brokers.quarantine import quarantine_infos
 from isles.brokers.replies import log, reply, respond
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -13,6 +14,7 @@ from isles.brokers.vocabulary import (
     Instruction,
     MessageArrived,
 )
+from isles.brokers.warnings import WARNINGS_MAX
 from isles.proto.messages import (
     HEADER_BYTES_MAX,
     AskHeads,
@@ -77,7 +79,7 @@ def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -
         leases=state.leases.infos(state.now),
         tokens_produced=state.membership.tokens_produced,
         reports_after=message.reports_after,
-        warnings=state.warnings.infos(),
+        warnings=(*state.warnings.infos(), *quarantine_infos(state))[:WARNINGS_MAX],
         unix=state.unix,
         version=state.version,
         limits=state.settings.limits,

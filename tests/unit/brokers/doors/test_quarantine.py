@@ -200,6 +200,12 @@ def test_the_fate_of_what_was_rejected_is_told_during_the_quarantine(
     status = quarantined.ask(AskStatus())
     assert isinstance(status, Status)
     assert status.totals.rejected == 3
+    [warning] = [one for one in status.warnings if one.name == "learner.quarantined"]
+    assert (warning.subject, REASON in warning.text, warning.since_unix) == ("us-1", True, stage.unix)
+    stage.advance(600.0)
+    later = come("a", "operator", "operator").ask(AskStatus())
+    assert isinstance(later, Status)
+    assert [one.name for one in later.warnings] == [], "it is over"
 
 
 @pytest.mark.parametrize("num_max", [0, 1])
