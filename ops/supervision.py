@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from isles.proto.errors import QuarantinedError, StoreFullError
+
 HEALTHY_SECONDS: Final = 10.0
 """A child that lived this long starts again without delay."""
 BACKOFF_SECONDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -29,7 +31,7 @@ REFUSAL_CODES: Final = frozenset({2, 3, 4, 6})
 """Exit codes of children that a person must mend: starting them unchanged cannot succeed."""
 BEGIN_SHARE: Final = 1 / 3
 """Of the stall time: a run that nobody begins is waited for less long than the next round of one that is under way."""
-WAIT_CODES: Final = frozenset({7, 9})
+WAIT_CODES: Final = frozenset({StoreFullError.exit_code, QuarantinedError.exit_code})
 """Exit codes of children that say what will pass without anybody starting anew: neither a full disk nor a quarantine of
 one learner is a reason to give up."""
 REFUSAL_MEMORY_SECONDS: Final = 60.0
@@ -318,7 +320,8 @@ class Supervision:
         if self._completed_at is None:
             return False
         workers = [child for child in self.children.values() if child.role == "worker"]
-        return all(child.is_done for child in workers) or now - self._completed_at >= self.drain_seconds
+        is_over = all(child.is_done or _is_put_off(child) for child in workers)
+        return is_over or now - self._completed_at >= self.drain_seconds
 
     def _terminate(self, members: Sequence[Child], now: float) -> list[Instruction]:
         seconds = FAILED_DRAIN_SECONDS if self.status == "failed" else self.drain_seconds
@@ -348,6 +351,11 @@ class Supervision:
         self.text, self._has_ended = text, True
         kills: list[Instruction] = [Kill(child.name) for child in self.children.values() if child.is_running]
         return [*kills, End("interrupted", text)]
+
+
+def _is_put_off(child: Child) -> bool:
+    """Whether a child has ended because nobody wants its work for now."""
+    return not child.is_running and child.last_code == QuarantinedError.exit_code
 
 
 def describe_exit(code: int) -> str:

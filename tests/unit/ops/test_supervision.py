@@ -26,7 +26,7 @@ from isles.ops.supervision import (
     Terminate,
     Tick,
 )
-from isles.proto.errors import StoreFullError
+from isles.proto.errors import QuarantinedError, StoreFullError
 
 CHILDREN = (
     ("broker", "broker"),
@@ -126,6 +126,18 @@ def test_a_broker_that_has_no_room_on_its_disk_is_tried_for_as_long_as_it_takes(
         assert world.supervision.children["broker"].is_running
     world.wait(HEALTHY_SECONDS)
     assert world.exits("broker", 1) == [Start("broker")], "once there was room it is like any other"
+
+
+def test_a_quarantined_worker_costs_the_others_nothing(world: World) -> None:
+    for _ in range(3 * CRASHES_MAX):
+        world.exits("us-0", QuarantinedError.exit_code)
+        world.observes(0.5, rounds=world.supervision.rounds + 1)
+        world.wait(BACKOFF_SECONDS[-1])
+        assert world.supervision.children["us-0"].is_running, "it is tried for as long as the run takes"
+    world.exits("us-0", QuarantinedError.exit_code)
+    world.observes(1.0)
+    world.exits("eu-0", 0)
+    assert world.supervision.status == "finished", "and not waited for at the end"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 6])
