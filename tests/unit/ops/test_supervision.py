@@ -134,6 +134,9 @@ def test_a_quarantined_worker_costs_the_others_nothing(world: World) -> None:
         world.observes(0.5, rounds=world.supervision.rounds + 1)
         world.wait(BACKOFF_SECONDS[-1])
         assert world.supervision.children["us-0"].is_running, "it is tried for as long as the run takes"
+        world.exits("us-0", QuarantinedError.exit_code)
+        world.wait(BACKOFF_SECONDS[-1])
+    world.exits("us-0", QuarantinedError.exit_code)
     world.exits("us-0", QuarantinedError.exit_code)
     world.observes(1.0)
     world.exits("eu-0", 0)
