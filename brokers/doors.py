@@ -6,7 +6,7 @@
 
 A name may have several keys at once, so that one of them can be exchanged for the next. A worker that has a key and no
 id is given one, `<name>-<number>`, with a token without which the id is not given again: workers that share a key, as
-replicas of one service do, cannot take each other's place by mistake.
+those of one scaled service do, cannot take each other's place by mistake.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ held by two processes, since the later one would fence the earlier. Without a gi
 `host`, `host-2`, `host-3` and so on is taken, so workers started by hand on one machine find theirs again.
 
 A worker that has a key and no name is given one by its broker. It keeps it, with the token that takes it again, in the
-first free slot of its checkpoint folder: replicas that share a folder and a key find one identity each.
+first free slot of its checkpoint folder: workers that share a folder and a key find one identity each.
 """
 
 from __future__ import annotations

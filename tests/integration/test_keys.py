@@ -107,7 +107,7 @@ def closing() -> Iterator[Closing]:
         connection.close()
 
 
-def test_replicas_that_share_a_key_and_a_volume_get_an_id_each_and_keep_it(house: House, tmp_path: Path) -> None:
+def test_workers_that_share_a_key_and_a_volume_get_an_id_each_and_keep_it(house: House, tmp_path: Path) -> None:
     volume = tmp_path / "checkpoints"
     first, second = claim_given(volume, house.ask_for_id), claim_given(volume, house.ask_for_id)
     assert {first.name, second.name} == {"service-1", "service-2"}

@@ -38,7 +38,7 @@ def denied(answer: Message) -> str:
     return answer.text
 
 
-def test_two_replicas_at_once_get_an_id_each(given: Given) -> None:
+def test_two_workers_at_once_get_an_id_each(given: Given) -> None:
     (_, first), (_, second) = given(A), given(B)
     assert (first.learner, second.learner) == ("service-1", "service-2")
     assert len({first.rejoin, second.rejoin, first.new_session, second.new_session}) == 4
