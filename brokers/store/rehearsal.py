@@ -135,7 +135,7 @@ class RecordingIndex(SqliteIndex):
     def transaction(self) -> Iterator[None]:
         with super().transaction():
             yield
-        if self._depth == 0:
+        if self._transactions.depth == 0:
             self._take_note()
 
     def _take_note(self) -> None:

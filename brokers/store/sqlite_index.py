@@ -6,7 +6,7 @@ One thread uses it at a time; it may be opened in one thread and handed to anoth
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,16 +14,18 @@ from typing import Any, Final
 from isles.brokers.store.fullness import store_error
 from isles.brokers.store.index import Commitment, Standing, StoredLearner, StoredLease, StoredRow, Sums
 from isles.brokers.store.sqlite_schema import (
-    ADDED_COLUMNS,
     BLOBS,
     FORMAT,
     MIGRATED_FORMATS,
     SCHEMA,
+    connect,
     decode,
     decode_version,
     encode,
     encode_version,
+    statements_of_missing_columns,
 )
+from isles.brokers.store.transactions import Transactions
 from isles.proto.errors import StoreError
 from isles.proto.messages import BlobRef, Contribution, ReportInfo, VersionInfo
 
@@ -35,12 +37,9 @@ class SqliteIndex:
 
     def __init__(self, path: Path | str) -> None:
         """Opens or creates the file. Raises StoreError if it is no index of this format."""
-        self._depth = 0
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA temp_store=MEMORY")
+            self._db = connect(path)
+            self._transactions = Transactions(self._db)
             found = self._format()
             if found == FORMAT or found in MIGRATED_FORMATS:
                 self._db.executescript(SCHEMA)
@@ -70,36 +69,15 @@ class SqliteIndex:
     def _add_columns(self) -> None:
         """Brings the tables of an older format, and those just made, to ours: all or nothing."""
         with self.transaction():
-            for table, columns in ADDED_COLUMNS.items():
-                found = {row[1] for row in self._all(f"PRAGMA table_info({table})")}
-                for name, kind in columns.items():
-                    if name not in found:
-                        self._do(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+            for statement in statements_of_missing_columns(self._db):
+                self._do(statement)
             self.put_value("format", str(FORMAT).encode())
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing; nested ones roll back alone."""
-        name = f"level_{self._depth}"
-        self._db.execute("BEGIN" if self._depth == 0 else f"SAVEPOINT {name}")
-        self._depth += 1
-        try:
+        with self._transactions.hold():
             yield
-        except BaseException:
-            self._depth -= 1
-            self._roll_back(name)
-            raise
-        self._depth -= 1
-        self._db.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
-
-    def _roll_back(self, name: str) -> None:
-        if not self._db.in_transaction:
-            return  # SQLite has rolled back by itself, as it does when the disk is full
-        if self._depth == 0:
-            self._db.execute("ROLLBACK")
-        else:
-            self._db.execute(f"ROLLBACK TO {name}")
-            self._db.execute(f"RELEASE {name}")
 
     def close(self) -> None:
         self._db.close()
@@ -111,7 +89,12 @@ class SqliteIndex:
         return self._db.execute(sql, arguments).fetchall()
 
     def _do(self, sql: str, *arguments: Any) -> None:
+        self._transactions.begin()
         self._db.execute(sql, arguments)
+
+    def _do_for_each(self, sql: str, arguments: Iterable[Sequence[Any]]) -> None:
+        self._transactions.begin()
+        self._db.executemany(sql, arguments)
 
     # ---------------------------------------------------------------------------------------------------- small values
 
@@ -430,11 +413,8 @@ class SqliteIndex:
     def put_work(self, learner: str, incarnation: str, tokens: int, steps: int) -> None:
         self._do("INSERT OR REPLACE INTO work VALUES (?, ?, ?, ?)", learner, incarnation, tokens, steps)
 
-    def tokens_produced(self) -> int:
-        return int(self._one("SELECT TOTAL(tokens) FROM work")[0])
-
     def create_shards(self, num_shards: int) -> None:
-        self._db.executemany("INSERT OR IGNORE INTO shards VALUES (?, 0, '')", ((n,) for n in range(num_shards)))
+        self._do_for_each("INSERT OR IGNORE INTO shards VALUES (?, 0, '')", ((n,) for n in range(num_shards)))
 
     def shards_of(self, learner: str) -> dict[int, int]:
         return dict(self._all("SELECT shard, cursor FROM shards WHERE holder = ? ORDER BY shard", learner))
@@ -444,13 +424,13 @@ class SqliteIndex:
         return [int(found[0]) for found in self._all(sql, num_shards, num_max)]
 
     def put_shard_holder(self, shards: Iterable[int], learner: str) -> None:
-        self._db.executemany("UPDATE shards SET holder = ? WHERE shard = ?", ((learner, shard) for shard in shards))
+        self._do_for_each("UPDATE shards SET holder = ? WHERE shard = ?", ((learner, shard) for shard in shards))
 
     def free_shards_of(self, learner: str) -> None:
         self._do("UPDATE shards SET holder = '' WHERE holder = ?", learner)
 
     def advance_shards(self, learner: str, cursor: dict[int, int]) -> None:
-        self._db.executemany(
+        self._do_for_each(
             "UPDATE shards SET cursor = MAX(cursor, ?) WHERE shard = ? AND holder = ?",
             ((position, shard, learner) for shard, position in cursor.items()),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgpack
@@ -80,6 +82,26 @@ UNREADABLE: Final = (msgpack.UnpackException, LookupError, RecursionError, TypeE
 """What reading bytes that are not those that were written can raise."""
 
 _P = TypeVar("_P", bound=Part)
+
+
+def connect(path: Path | str) -> sqlite3.Connection:
+    """The file at `path`, in autocommit mode; what is committed is on the disk."""
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("PRAGMA temp_store=MEMORY")
+    return database
+
+
+def statements_of_missing_columns(database: sqlite3.Connection) -> list[str]:
+    """What brings the tables of an older format, whose columns `database` has, to ours."""
+    statements = []
+    for table, columns in ADDED_COLUMNS.items():
+        found = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+        statements += [
+            f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for name, kind in columns.items() if name not in found
+        ]
+    return statements
 
 
 def encode(part: Part) -> bytes:

@@ -170,7 +170,8 @@ def test_nothing_is_answered_when_the_transaction_fails(house: House, monkeypatc
         def __getattr__(self, name: str) -> Any:
             return getattr(self._database, name)
 
-    monkeypatch.setattr(house.store.index, "_db", Refusing(house.store.index._db))  # type: ignore[attr-defined]
+    transactions = house.store.index._transactions  # type: ignore[attr-defined]
+    monkeypatch.setattr(transactions, "_database", Refusing(transactions._database))
     with pytest.raises(StoreError, match="disk is full"):
         house.broker.work(0.0)
     assert commits
