@@ -24,8 +24,8 @@ from isles.proto.messages import Channel, Hint, Message
 
 BYTES_PER_VALUE_MAX: Final = 8
 """Of a contribution: the longest codec takes 4, compression that fails and the header add little."""
-CONTRIBUTION_BYTES_MIN: Final = 1 << 20
-"""So long any contribution may be: headers, scales and the like of the smallest fragments."""
+CONTRIBUTION_BYTES_MIN: Final = 16 << 20
+"""So long any contribution may be, however small its fragment: the longest single chunk costs no broker much."""
 
 HintKind = Literal["contribution", "version", "settled", "initialised", "report", "beat"]
 

@@ -351,7 +351,7 @@ def test_stored_bytes_that_nothing_refers_to_are_bounded(stage: Stage, come: Cal
 def test_no_contribution_is_longer_than_its_fragment_can_make_it(
     stage: Stage, worker: Member, contribute: Callable[..., Contribution]
 ) -> None:
-    huge = contribute(worker, 1).model_copy(update={"blob": BlobRef(digest="5e" * 32, size_bytes=(1 << 20) + 100)})
+    huge = contribute(worker, 1).model_copy(update={"blob": BlobRef(digest="5e" * 32, size_bytes=(16 << 20) + 100)})
     answer = worker.ask(Offer(contribution=huge))
     assert isinstance(answer, Error)
     assert answer.code == "too-large"
