@@ -271,8 +271,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_store_on_a_disk_that_fills_up_goes_on_where_it_was_once_there_is_room(small_disk: Path) -> None:
     store = Store.open(small_disk / "store")
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(1 << 20))
+    (ballast := small_disk / "ballast").write_bytes(bytes(1 << 20))
     num_written, fault = 0, None
     while fault is None:
         try:
