@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import click
 
-from isles.ops.libraries import missing_library
+from isles.ops.libraries import missing_library, require
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.settings import LogSettings
 from isles.outer.settings import OuterSettings
@@ -57,6 +57,7 @@ def _serve_outer(config: Config, logger: Logger, should_stop: threading.Event) -
     from isles.outer.outer import serve
     from isles.outer.settings import OuterSettings
 
+    require("numpy", "zstandard")  # it loads them only once there is a run
     _say_loaded(logger)
     return serve(config.section("outer", OuterSettings), logger=logger, should_stop=should_stop)
 

@@ -12,8 +12,8 @@ from isles.ops.reach import Reach
 from isles.proto.agreement import RunRecord
 from isles.proto.client import Refused, Welcomed
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.connection import Connection
-from isles.proto.errors import RefusedError, UnreachableError
+from isles.proto.connection import Connection, raise_if_refused
+from isles.proto.errors import unanswered
 from isles.proto.messages import AskStatus, Hello, Message, ReportInfo, Status
 from isles.proto.transport.interface import ClientTransport
 
@@ -75,14 +75,10 @@ class StatusWatch:
         while self.status is None:
             left = deadline - self._clock.now()
             if left <= 0:
-                raise UnreachableError(
-                    f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do its "
-                    "three ports reach it from this machine?"
-                )
+                raise unanswered(address, timeout_seconds)
             self.poll(left)
             if self.refusal is not None:
-                code, text = self.refusal.code, self.refusal.text
-                raise RefusedError(f"the broker at {address} refused this process ({code}): {text}")
+                raise_if_refused(self.refusal, address)
         return self.status
 
     def ask_record(self) -> None:

@@ -22,7 +22,7 @@ from isles.outer.settings import OuterSettings
 from isles.proto.client import Answered, Fetched, FetchFailed, Hinted, Welcomed, as_error
 from isles.proto.clock import Clock, SystemClock
 from isles.proto.connection import Connection, News, raise_if_refused
-from isles.proto.errors import RefusedError, UnreachableError
+from isles.proto.errors import RefusedError, unanswered
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Hello, Lease, Leased, Leave, Message, Welcome
@@ -228,10 +228,7 @@ class Outer:
         client, now, settings = self._connection.client, self._clock.now(), self._settings
         if client.heard_at is None:
             if now - self._started_at > settings.join_timeout_seconds:
-                raise UnreachableError(
-                    f"no broker answered at {settings.broker} within {settings.join_timeout_seconds:g} s: is it "
-                    "running there, and do the three ports reach it from this machine?"
-                )
+                raise unanswered(settings.broker, settings.join_timeout_seconds)
             return
         silent = now - client.heard_at
         if silent > settings.lost_seconds and not self._is_lost:

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.clock import Clock
-from isles.proto.errors import MessageError, PayloadError, UnreachableError, refusal_error
+from isles.proto.errors import MessageError, PayloadError, UnreachableError, refusal_error, unanswered
 from isles.proto.messages import BlobRef, Hello, Hint, Message, pack, unpack
 from isles.proto.transport.interface import ClientTransport
 
@@ -117,10 +117,7 @@ class Connection:
                 raise_if_refused(news, address)
                 if isinstance(news, kind) and (ask is None or getattr(news, "ask", None) is ask):
                     return news
-        raise UnreachableError(
-            f"no broker answered at {address} within {timeout:g} s: is it running there, and do the three ports "
-            "reach it from this machine?"
-        )
+        raise unanswered(address, timeout)
 
     def leave_and_wait(self, session: str, timeout_seconds: float) -> None:
         """Leaves a session that this process is not let into again, if the broker answers in time; drops all news."""

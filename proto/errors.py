@@ -108,6 +108,14 @@ class UnreachableError(IslesError):
     exit_code = 5
 
 
+def unanswered(address: object, timeout_seconds: float) -> UnreachableError:
+    """The exception of a process that no broker at `address` answered in the time that it was given."""
+    return UnreachableError(
+        f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do its three ports "
+        f"reach it from this machine? `isles doctor --broker {address}` examines the way"
+    )
+
+
 class NonFiniteError(IslesError, ArithmeticError):
     """This process computed NaN or infinity; the value was not sent."""
 

@@ -17,7 +17,7 @@ from isles.proto.client import Answered, Welcomed
 from isles.proto.clock import SystemClock
 from isles.proto.config import Config
 from isles.proto.connection import Connection, raise_if_refused
-from isles.proto.errors import ConfigError, RefusedError, UnreachableError
+from isles.proto.errors import ConfigError, RefusedError, unanswered
 from isles.proto.messages import COUNT_MAX, AskStatus, Hello, Role, Status, Welcome
 from isles.workers.claim import Identity
 from isles.workers.task import Task, load_task
@@ -191,7 +191,4 @@ def _repeat_until(
         answer = try_once(min(left, SLICE_SECONDS))
         if answer is not None:
             return answer
-    raise UnreachableError(
-        f"no broker answered at {address} within {timeout_seconds:g} s: is it running there, and do the three ports "
-        "reach it from this machine?"
-    )
+    raise unanswered(address, timeout_seconds)

@@ -44,10 +44,13 @@ def test_arguments_are_parsed_before_a_tensor_library_is_loaded(command: str) ->
     assert {"numpy", "safetensors", "torch"}.isdisjoint(modules_loaded_by_command(command, "--help"))
 
 
-def test_a_worker_where_only_a_broker_is_installed_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "library"), [("evaluate", "torch"), ("outer", "numpy"), ("worker", "torch")])
+def test_where_only_a_broker_is_installed_a_process_that_needs_more_says_at_once_what_to_install(
+    tmp_path: Path, command: str, library: str
+) -> None:
     result = subprocess.run(
-        [sys.executable, "-P", "-c", BARE_PROGRAM, "worker"], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-P", "-c", BARE_PROGRAM, command], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert result.returncode == 2
-    assert "this command needs torch, which is not installed here" in result.stderr.splitlines()[-1]
+    assert f"this command needs {library}, which is not installed here" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
