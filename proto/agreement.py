@@ -229,7 +229,7 @@ class Budget(BaseModel):
 class RunRecord(BaseModel):
     """The one record of a run; its digest-bearing parts decide who may take part."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     run: Name
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -242,7 +242,7 @@ class RunRecord(BaseModel):
     task_settings: dict[Annotated[str, Field(max_length=128)], Scalar] = {}
     """What every worker must share to build the same model and see the same corpus."""
     corpus_sha256: Annotated[str, Field(max_length=64)] = ""
-    past_sync: Annotated[tuple[SyncSettings, ...], Field(max_length=SETTINGS_EPOCHS_MAX)] = ()
+    past_sync: Annotated[tuple[SyncSettings, ...], Field(max_length=SETTINGS_EPOCHS_MAX, fail_fast=True)] = ()
     """The settings before each change of them, oldest first: `sync` is those of settings epoch `len(past_sync)`."""
 
     @property

@@ -40,6 +40,16 @@ CHUNK_BYTES: Final = 1 << 20
 CHUNK_BYTES_MAX: Final = 16 << 20
 """Longest CHUNK that a broker may be set to: a socket holds a whole one of every connection."""
 
+HEADER_VALUES_MAX: Final = 1 << 20
+"""Most values in one header, a map counted as MAP_VALUES: a LISTING or HISTORY of the longest kind has under 940,000.
+A byte may stand for a value that takes 60 in memory, so 8 MiB alone would not keep a header from filling it."""
+MAP_VALUES: Final = 4
+"""What a map counts besides what it holds: even an empty one takes as much memory as some numbers do."""
+ARRAY_VALUES_MAX: Final = 65_536
+"""Longest array in a header: the norms of a fragment's tensors."""
+MAP_ENTRIES_MAX: Final = 4096
+"""Longest map in a header: a cursor over all shards, or something of every fragment."""
+
 SHARDS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
 TENSORS_PER_FRAGMENT_MAX: Final = 65_536
@@ -100,7 +110,7 @@ class Contribution(Part):
     steps: Count
     seconds: NotNegative
     """Time the learner spent on this work: tokens / seconds is the rate behind the fraction f."""
-    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX)]
+    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX, fail_fast=True)]
     """L2 norm of the account U before quantisation, per tensor of the fragment, in manifest order."""
     cursor: Cursor = {}
 
@@ -129,7 +139,7 @@ class Ingredient(Part):
     weight: NotNegative
     clip: NotNegative = 1.0
     """Factor on the delta before the merge; 1 = as it came."""
-    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX)] = ()
+    norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX, fail_fast=True)] = ()
     """Of the contribution, where the merge rule uses them."""
     size_bytes: Count = 0
     """Of the payload, so that whoever recomputes the version can fetch it."""
@@ -162,7 +172,7 @@ class Habit(Part):
 class Conduct(Part):
     """What the next contributions to a fragment are judged by; carried from version to version."""
 
-    habits: Annotated[tuple[Habit, ...], Field(max_length=LEARNERS_MAX)] = ()
+    habits: Annotated[tuple[Habit, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)] = ()
     """Of the learners merged last, in order of their names."""
     usual_tokens: NotNegative = 0.0
     """What a learner of the median rate can have done since the first recipe that has this."""
@@ -173,7 +183,7 @@ class Conduct(Part):
 class Recipe(Part):
     """What a version was made from: with the payloads, enough to recompute it bit by bit."""
 
-    ingredients: Annotated[tuple[Ingredient, ...], Field(max_length=LEARNERS_MAX)]
+    ingredients: Annotated[tuple[Ingredient, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)]
     """In sorted id order, which is the order of the sums."""
     fraction: Share
     merge_rule: Annotated[str, Field(max_length=32)]
@@ -365,8 +375,8 @@ class Welcome(Message):
     limits: Limits
     run_record: RunRecord | None = None
     """None = this run has no parameters yet: the first worker's INIT gives them."""
-    heads: Annotated[tuple[Head, ...], Field(max_length=4096)] = ()
-    rows: Annotated[tuple[Row, ...], Field(max_length=4096)] = ()
+    heads: Annotated[tuple[Head, ...], Field(max_length=4096, fail_fast=True)] = ()
+    rows: Annotated[tuple[Row, ...], Field(max_length=4096, fail_fast=True)] = ()
     """The asking learner's own rows."""
     shards: Cursor = {}
     """The data shards the asking learner holds, with their cursors."""
@@ -386,7 +396,7 @@ class Init(Message):
 
     tag = 3
     run_record: RunRecord
-    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=4096)]
+    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=4096, fail_fast=True)]
 
 
 class Initialised(Message):
@@ -552,7 +562,7 @@ class VersionReply(Message):
 
     tag = 31
     head: VersionInfo
-    updates: Annotated[tuple[BlobRef, ...], Field(max_length=4096)] = ()
+    updates: Annotated[tuple[BlobRef, ...], Field(max_length=4096, fail_fast=True)] = ()
     snapshot: VersionInfo | None = None
     """A checkpointed version to begin with; None = begin with the base."""
     row: Row | None = None
@@ -570,8 +580,8 @@ class Heads(Message):
     tag = 33
     broker_incarnation: Token
     seq: Count
-    heads: Annotated[tuple[Head, ...], Field(max_length=4096)]
-    rows: Annotated[tuple[Row, ...], Field(max_length=4096)] = ()
+    heads: Annotated[tuple[Head, ...], Field(max_length=4096, fail_fast=True)]
+    rows: Annotated[tuple[Row, ...], Field(max_length=4096, fail_fast=True)] = ()
 
 
 class AskHistory(Message):
@@ -587,7 +597,7 @@ class History(Message):
     """Broker -> anybody: contiguous versions in order."""
 
     tag = 35
-    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=256)]
+    versions: Annotated[tuple[VersionInfo, ...], Field(max_length=256, fail_fast=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------ merging
@@ -597,7 +607,7 @@ class Lease(Message):
     """Outer -> broker: let me merge these fragments, or renew. Granted are those that are free or mine already."""
 
     tag = 40
-    fragments: Annotated[tuple[FragmentId, ...], Field(max_length=4096)]
+    fragments: Annotated[tuple[FragmentId, ...], Field(max_length=4096, fail_fast=True)]
     num_required: Annotated[int, Field(ge=0, le=LEARNERS_MAX)] = 0
     """Live learners without which I merge nothing; for whoever asks for the status."""
 
@@ -622,8 +632,8 @@ class Listing(Message):
 
     tag = 43
     head: VersionInfo
-    pending: Annotated[tuple[Contribution, ...], Field(max_length=LEARNERS_MAX)]
-    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)]
+    pending: Annotated[tuple[Contribution, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)]
+    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)]
     checkpoint: VersionInfo | None = None
     """The newest version whose whole state is in the store, without its recipe; those after it are recomputed."""
 
@@ -644,7 +654,7 @@ class Settle(Message):
     tag = 44
     fragment: FragmentId
     epoch: Count
-    rejections: Annotated[tuple[Rejection, ...], Field(max_length=LEARNERS_MAX)]
+    rejections: Annotated[tuple[Rejection, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)]
 
 
 class Settled(Message):
@@ -763,13 +773,13 @@ class Status(Message):
     num_parameters: Count = 0
     settings_epoch: Count = 0
     """How often the settings of the synchronisation were changed since the run began."""
-    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX)] = ()
-    fragments: Annotated[tuple[VersionInfo, ...], Field(max_length=4096)] = ()
+    learners: Annotated[tuple[LearnerInfo, ...], Field(max_length=LEARNERS_MAX, fail_fast=True)] = ()
+    fragments: Annotated[tuple[VersionInfo, ...], Field(max_length=4096, fail_fast=True)] = ()
     num_pending: dict[FragmentId, Count] = {}
-    leases: Annotated[tuple[LeaseInfo, ...], Field(max_length=4096)] = ()
-    reports: Annotated[tuple[ReportInfo, ...], Field(max_length=4096)] = ()
+    leases: Annotated[tuple[LeaseInfo, ...], Field(max_length=4096, fail_fast=True)] = ()
+    reports: Annotated[tuple[ReportInfo, ...], Field(max_length=4096, fail_fast=True)] = ()
     totals: Totals = Totals()
-    warnings: Annotated[tuple[WarningInfo, ...], Field(max_length=256)] = ()
+    warnings: Annotated[tuple[WarningInfo, ...], Field(max_length=256, fail_fast=True)] = ()
     """What lasts now, the oldest first."""
     unix: NotNegative = 0.0
     """The broker's clock, in seconds since 1970; 0 = not told."""
@@ -870,8 +880,18 @@ def unpack(header: bytes | memoryview) -> Message:
     """
     if len(header) > HEADER_BYTES_MAX:
         raise MessageError(f"a header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    tally = _Tally()
     try:
-        outer: Any = msgpack.unpackb(header, use_list=False, strict_map_key=False, raw=False)
+        outer: Any = msgpack.unpackb(
+            header,
+            use_list=False,
+            strict_map_key=False,
+            raw=False,
+            max_array_len=ARRAY_VALUES_MAX,
+            max_map_len=MAP_ENTRIES_MAX,
+            list_hook=tally.take_array,
+            object_hook=tally.take_map,
+        )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise MessageError(f"a header of {len(header)} bytes is no msgpack: {type(error).__name__}") from error
     if not (isinstance(outer, tuple) and len(outer) == 2 and type(outer[0]) is int and isinstance(outer[1], dict)):
@@ -883,6 +903,26 @@ def unpack(header: bytes | memoryview) -> Message:
         return cls.model_validate(outer[1], strict=True)
     except (ValidationError, RecursionError) as error:
         raise MessageError(f"{cls.__name__}: {_first_fault(error)}") from error
+
+
+class _Tally:
+    """Counts the values of a header while it is read, and stops that before they fill the memory."""
+
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def take_array(self, array: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._add(1 + len(array))
+        return array
+
+    def take_map(self, fields: dict[Any, Any]) -> dict[Any, Any]:
+        self._add(MAP_VALUES + len(fields))
+        return fields
+
+    def _add(self, num: int) -> None:
+        self._num_values += num
+        if self._num_values > HEADER_VALUES_MAX:
+            raise MessageError(f"a header holds more than {HEADER_VALUES_MAX} values")
 
 
 def _first_fault(error: Exception) -> str:
