@@ -23,12 +23,14 @@ from typing import Annotated, Any, Final, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isles.proto.agreement import Budget
-from isles.proto.errors import ConfigError
+from isles.proto.errors import ConfigError, shown
 from isles.proto.ids import Name
 
 VARIABLE_PREFIX: Final = "ISLES_"
 CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
+TOML_FAULTS: Final = (ValueError, RecursionError)
+"""What reading text that is no TOML raises: also for numbers of thousands of digits, and for thousands of brackets."""
 HUGE: Final = 2**53
 """A bound from here on says what a field of the wire holds, which is of no use to a person."""
 DEFAULT_RUN: Final = "main"
@@ -214,12 +216,15 @@ def _range(schema: Mapping[str, Any]) -> str:
 
 def _from_file(path: Path, models: Mapping[str, type[BaseModel]]) -> list[Stated]:
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"{path} is no settings file: it is longer than {CONFIG_BYTES_MAX} bytes")
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"the settings file {path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(data) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path} is no settings file: it is longer than {CONFIG_BYTES_MAX} bytes")
+    try:
+        tree = tomllib.loads(data.decode())
+    except TOML_FAULTS as error:
         raise ConfigError(f"{path} is no TOML file: {str(error).rstrip('.')}") from error
     stated = []
     for section, table in tree.items():
@@ -289,7 +294,7 @@ def _scalar(one: Stated) -> Any:
         return one.value
     try:
         value = tomllib.loads(f"value = {one.value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except TOML_FAULTS:
         return one.value
     return value if isinstance(value, bool | int | float | str) else one.value
 
@@ -308,7 +313,7 @@ def _check_type(one: Stated, model: type[BaseModel], field: str) -> None:
         "string": isinstance(value, str),
     }
     if not is_right.get(str(kind), True):
-        raise ConfigError(f"{one.source}: {one.key} = {value!r:.80} must be {allowed_values(model, field)}")
+        raise ConfigError(f"{one.source}: {one.key} = {shown(value)} must be {allowed_values(model, field)}")
 
 
 def _sentence(
@@ -324,12 +329,12 @@ def _sentence(
     one = mine.get(field)
     if one is None:
         return f"{name}.{field}: {text[:1].lower()}{text[1:]}; it must be {allowed_values(model, field)}"
-    shown = f"{one.value!r:.80}"
+    given = shown(one.value)
     if "finite" in text:
-        return f"{one.source}: {one.key} = {shown} must be finite"
+        return f"{one.source}: {one.key} = {given} must be finite"
     if text.startswith(("Input should", "String should", "Input must")) or "unable to parse" in text:
-        return f"{one.source}: {one.key} = {shown} must be {allowed_values(model, field)}"
-    return f"{one.source}: {one.key} = {shown}: {text}"
+        return f"{one.source}: {one.key} = {given} must be {allowed_values(model, field)}"
+    return f"{one.source}: {one.key} = {given}: {text}"
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

@@ -122,3 +122,11 @@ class NonFiniteError(IslesError, ArithmeticError):
 
 class RangeError(IslesError, ArithmeticError):
     """This process computed values too large for the chosen codec; nothing was sent."""
+
+
+def shown(value: object) -> str:
+    """A value that somebody gave, for a sentence: its beginning, if it is long."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # written in hexadecimal, numbers may be longer than Python writes out
+        return "a number of thousands of digits"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from isles.proto.config import TOML_FAULTS
 from isles.proto.errors import ConfigError
 from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.keys import AllowList, BrokerKey, ClientKey, KeyPair, Part, validated
@@ -97,7 +98,7 @@ def _read(path: Path, model: type[_Model], bytes_max: int, what: str, *, is_secr
     data = _read_bytes(path, bytes_max, what, is_secret=is_secret)
     try:
         values = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+    except TOML_FAULTS:
         raise ConfigError(f"{path} is no {what}: it is not TOML; make a new one with `isles keys`") from None
     return validated(model, values, f"{path} is no {what} that can be used")
 

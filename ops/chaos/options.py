@@ -12,6 +12,7 @@ import click
 from pydantic import ValidationError
 
 from isles.ops.chaos.plan import KINDS, RANDOM_KINDS, Kind, Plan, RandomPlan, draw, parse_kinds, validate
+from isles.proto.config import TOML_FAULTS
 from isles.proto.errors import ConfigError, UsageError
 
 PLAN_BYTES_MAX: Final = 16 << 20
@@ -91,13 +92,16 @@ def read_plan(
 def read_file(path: Path) -> Plan:
     """Raises ConfigError and UsageError as `read_plan` does."""
     try:
-        if path.stat().st_size > PLAN_BYTES_MAX:
-            raise ConfigError(f"{path} is no plan: it is longer than {PLAN_BYTES_MAX} bytes")
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(PLAN_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(
             f"the plan {path} cannot be read ({error.strerror or error}): name a TOML file, or {RANDOM}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(data) > PLAN_BYTES_MAX:
+        raise ConfigError(f"{path} is no plan: it is longer than {PLAN_BYTES_MAX} bytes")
+    try:
+        tree = tomllib.loads(data.decode())
+    except TOML_FAULTS as error:
         raise ConfigError(f"{path} is no TOML file: {str(error).rstrip('.')}") from error
     return validate(tree, str(path))

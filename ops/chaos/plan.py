@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from isles.proto.errors import ConfigError
+from isles.proto.errors import ConfigError, shown
 from isles.proto.ids import NAME_LENGTH_MAX, is_name
 
 Kind = Literal[
@@ -230,7 +230,7 @@ def _complaint(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{where}{name} is missing"
     if first["type"] == "literal_error" and name == "kind":
-        return f"{where}kind = {first['input']!r:.80} is none of {', '.join(KINDS)}"
+        return f"{where}kind = {shown(first['input'])} is none of {', '.join(KINDS)}"
     return where + (f"{name}: {text[:1].lower()}{text[1:]}" if name else text)
 
 
