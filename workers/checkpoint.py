@@ -207,7 +207,10 @@ def read_checkpoint(folder: Path, *, learner: str, run: str, manifest_digest: st
         if index is None:
             return None
         _check_owner(path, index, learner=learner, run=run, manifest_digest=manifest_digest)
-        return _assemble(index, _read_tensors(folder, index))
+        try:
+            return _assemble(index, _read_tensors(folder, index))
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise _DamagedError(f"its content has another form ({type(error).__name__})") from error
     except _DamagedError as error:
         log.warning("checkpoint.damaged", learner=learner, path=str(path), text=f"{error}: going on without it")
         return None
@@ -271,6 +274,8 @@ def _assemble(index: _Index, tensors: Mapping[str, torch.Tensor]) -> Checkpoint:
         optimizer_state = _unflatten(index.optimizer_state, tensors)
     except KeyError as error:
         raise _DamagedError(f"{index.tensors_file} lacks {error}") from error
+    if not isinstance(optimizer_state, dict):
+        raise _DamagedError("the state of its optimizer is no table")
     vectors = {
         kind: {int(fragment): vector for fragment, vector in by_kind.get(kind, {}).items()}
         for kind in ("theta", "anchor", "residual")
@@ -322,7 +327,7 @@ def _unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "dict":
         return {key: _unflatten(one, tensors) for key, one in value}
     values = [_unflatten(one, tensors) for one in value]
-    return values if kind == "list" else tuple(values)
+    return {"list": list, "tuple": tuple}[kind](values)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
