@@ -105,7 +105,7 @@ def look_at_port(channel: Channel, host: str, port: int, timeout_seconds: float)
         return seen("zeromq", seconds, mechanism=said[MECHANISM].rstrip(b"\0").decode("ascii", errors="replace"))
     if SIGNATURE.startswith(said[:1]) and (not said or len(said) == len(SIGNATURE)):
         return seen("silent", seconds, text="it takes the connection and says nothing more")
-    return seen("foreign", seconds, text=f"it begins with {said[:SHOWN_BYTES]!r}")
+    return seen("foreign", seconds, text=f"it begins with {said[:SHOWN_BYTES].decode('latin-1')!r}")
 
 
 def _exchange_greetings(connection: socket.socket, timeout_seconds: float) -> bytes:

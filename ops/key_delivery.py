@@ -27,6 +27,7 @@ TEXT: Final = """Make what is missing, and copy each key to the folder of its pr
 Each NAME=ROLE:DIR is a key and the folder that its process sees; without :DIR it stays in the key folder alone. What is
 there already is left alone, so the same call may come before every start.
 """
+SHORT_TEXT: Final = "Make what is missing, and copy each key to its process."
 FOLDER_MODE: Final = 0o700
 
 
@@ -65,7 +66,9 @@ def build(folder_option: click.Option) -> click.Command:
     deliveries = click.Argument(
         ["deliveries"], nargs=-1, required=True, type=DeliveryType(), metavar="NAME=ROLE:DIR..."
     )
-    return click.Command("deliver", callback=_deliver, help=TEXT, params=[deliveries, folder_option, owner])
+    return click.Command(
+        "deliver", callback=_deliver, help=TEXT, short_help=SHORT_TEXT, params=[deliveries, folder_option, owner]
+    )
 
 
 def _deliver(deliveries: tuple[Delivery, ...], folder: Path, owner: int | None) -> int:

@@ -36,15 +36,16 @@ ROTATE_TEXT: Final = """Give NAME another key; the earlier one is let in until `
 The file of NAME is rewritten, and a process that uses this file changes over by itself within seconds. `broker` is the
 broker's own key: it changes at the broker's next start, and the files here list the new one from this moment.
 """
+ROTATE_SHORT: Final = "Give NAME, or the broker itself, another key."
 REVOKE_TEXT: Final = """Let no key of NAME in any more, or with --old only its newest.
 
 With `broker --old`, the files here list only the present key of the broker.
 """
 START: Final[dict[KeyRole, str]] = {
-    "worker": "isles worker --key {path}",
-    "outer": "isles outer --key {path}",
+    "worker": "isles worker --broker ADDRESS --key {path}",
+    "outer": "isles outer --broker ADDRESS --key {path}",
     "relay": "the relay's setting for its home broker, {path}",
-    "operator": "isles status --key {path}, and any other command with --broker; isles evaluate, too",
+    "operator": "isles status --broker ADDRESS --key {path}, and the same with any other command that asks a broker",
 }
 
 
@@ -112,10 +113,10 @@ def _new(name: str, role: KeyRole, is_lenient: bool, folder: Path) -> int:
         click.echo(f"made      {folder / BROKER_FILE}  the broker's own key; it stays with the broker")
     click.echo(f"wrote     {path}  the key of {role} {name}, readable by you alone")
     click.echo(f"let in    {folder / ALLOW_LIST_FILE}  {name} as {role}")
-    click.echo(f"next      carry {path} to that process, and nowhere else; it is used by")
-    click.echo(f"          {START[role].format(path=path)}")
     if is_new:
-        click.echo(f"          isles broker --keys {folder}")
+        click.echo(f"next      start the broker with its keys: isles broker --keys {folder}")
+    click.echo(f"next      carry {path} to where it is used, and nowhere else:")
+    click.echo(f"          {START[role].format(path=path)}")
     return 0
 
 
@@ -147,9 +148,8 @@ def _list(folder: Path, is_json: bool) -> int:
         state = ("here" if entry["has_file"] else "elsewhere") if entry["is_newest"] else "earlier key"
         table.add_row(entry["name"], entry["role"], made, Text(short(entry["public"])), state)
     console = make_console()
-    console.print(
-        f"{folder}: {counted(len(found['keys']), 'key')} let in; broker {short(found['broker'])}", markup=False
-    )
+    let_in = f"{folder}: {counted(len(found['keys']), 'key')} let in; broker {short(found['broker'])}"
+    console.print(let_in, markup=False, highlight=False)
     if found["keys"]:
         console.print(table)
     return 0
@@ -182,7 +182,13 @@ def as_json(keys: KeyFolder) -> dict[str, Any]:
 
 
 def _rotate_command() -> click.Command:
-    return click.Command("rotate", callback=_rotate, help=ROTATE_TEXT, params=[_name_argument(), _folder_option()])
+    return click.Command(
+        "rotate",
+        callback=_rotate,
+        help=ROTATE_TEXT,
+        short_help=ROTATE_SHORT,
+        params=[_name_argument(), _folder_option()],
+    )
 
 
 def _rotate(name: str, folder: Path) -> int:
@@ -191,12 +197,13 @@ def _rotate(name: str, folder: Path) -> int:
     keys = _open(folder)
     if is_broker(name):
         _say_broker(keys.rotate_broker(_now()), folder)
+        click.echo("next      carry these files to wherever a copy of one is used: with an older copy nobody gets in")
         click.echo("next      restart the broker: from then on it has this key")
         click.echo("          then `isles keys revoke broker --old`")
         return 0
     path = keys.rotate(name, _now())
     click.echo(f"wrote     {path}  another key of {name}; its earlier one is let in, too")
-    click.echo(f"next      where {name} uses a copy of that file, replace it; a running process reads it by itself")
+    click.echo(f"next      carry it to wherever {name} uses a copy; a running process reads it by itself")
     click.echo(f"          then `isles keys revoke {name} --old`")
     return 0
 
@@ -227,11 +234,12 @@ def _revoke(name: str, is_old: bool, folder: Path) -> int:
         return _revoke_broker(keys, is_old=is_old)
     if is_old:
         count = keys.retire(name)
-        text = f"{counted(count, 'earlier key')} of {name} let in no more" if count else f"{name} has one key only"
-        click.echo(text if not count else f"revoked   {text}; the newest one is")
+        text = f"revoked   {counted(count, 'earlier key')} of {name}: only the newest one is let in"
+        click.echo(text if count else f"{name} has one key only")
         return 0
     count = keys.revoke(name)
     click.echo(f"revoked   {counted(count, 'key')} of {name}: a running broker ends its sessions within a second")
+    click.echo(f"deleted   {folder / name}.key  if it was here")
     return 0
 
 

@@ -87,6 +87,7 @@ def running_broker(run_dir: Path) -> str:
     folder = RunFolder(run_dir)
     if not folder.is_locked():
         raise UsageError(
-            f"no `isles up` is running in {run_dir}: the figures of its last start are in its summary.json"
+            f"no `isles up` is running in {run_dir}: start it first, or name a broker with --broker; the figures of "
+            "its last start are in its summary.json"
         )
     return folder.read_state().address

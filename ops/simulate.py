@@ -49,6 +49,7 @@ def _faults_command() -> click.Command:
 
     return click.Command(
         "faults",
+        short_help="Simulate runs in which anything may vanish.",
         callback=_run,
         help=TEXT,
         params=[

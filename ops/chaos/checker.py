@@ -331,7 +331,8 @@ def _restarts(facts: Facts) -> Finding:
         is_right = counted == logged or (counted < logged and not facts.has_ended_in_order) or facts.num_up_starts > 1
         if not is_right:
             faults.append(f"{child} was started again {logged} times, and {counted} were counted")
-    return _finding(promise, faults, f"{sum(facts.restarts_counted.values())} restarts")
+    num = sum(facts.restarts_counted.values())
+    return _finding(promise, faults, "1 restart" if num == 1 else f"{num} restarts")
 
 
 def _replay(facts: Facts) -> Finding:

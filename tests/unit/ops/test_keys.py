@@ -46,7 +46,8 @@ def test_the_first_key_makes_the_folder_and_says_what_to_do_with_what(isles: Isl
         "let in    keys/allowed.toml  west-0 as worker",
     ):
         assert part in said
-    assert "isles worker --key keys/west-0.key" in said
+    assert "isles worker --broker ADDRESS --key keys/west-0.key" in said
+    assert "isles broker --keys keys" in said
     assert "isles broker --keys keys" in said
     assert stat.S_IMODE(Path("keys").stat().st_mode) == 0o700
     assert modes(Path("keys")) == {"broker.key": 0o600, "allowed.toml": 0o644, "west-0.key": 0o600}
