@@ -3,6 +3,8 @@
 A FETCH orders as many reads as its credit permits; each CREDIT orders more. What is read and not yet taken is bounded:
 without room a download waits for its turn, and all that wait take turns. A FETCH repeated with the same transfer
 number starts again where it says; from the beginning, as of a blob that arrived damaged, it has the blob checked.
+A read that was ordered counts until the disk is done with it, whatever became of its download meanwhile, and nobody
+takes what was not sent: so neither repeated FETCHes nor CREDITs that are lies fill the memory.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isles.brokers.limits import RoutingSettings
-from isles.brokers.quotas import Flight
+from isles.brokers.quotas import DiskQueue, Flight
 from isles.brokers.sessions import Session
 from isles.brokers.vocabulary import Instruction, ReadChunk
 from isles.proto.messages import BlobRef, Credit, Error, Fetch, Message, RetryAfter
@@ -26,6 +28,8 @@ class Download:
     blob: BlobRef
     ordered: int
     """Bytes below this are read or being read."""
+    sent: int
+    """Bytes below this are read and were sent."""
     taken: int
     """Bytes below this have arrived."""
     window_bytes: int
@@ -46,6 +50,10 @@ class Downloads:
     _num_opened: int = 0
     _waiting: dict[str, dict[int, None]] = field(default_factory=dict)
     """Key name -> downloads that may read on, in the order of their turns."""
+    _reads: DiskQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reads = DiskQueue(self.flight)
 
     def fetch(self, session: Session, message: Fetch, blob: BlobRef, now: float) -> list[Instruction] | Message:
         """Starts a download, or says why not."""
@@ -71,6 +79,7 @@ class Downloads:
             transfer=message.transfer,
             blob=blob,
             ordered=message.offset,
+            sent=message.offset,
             taken=message.offset,
             window_bytes=window_bytes,
             touched_at=now,
@@ -90,7 +99,7 @@ class Downloads:
     def credit(self, session: Session, message: Credit, now: float) -> list[Instruction]:
         """More has arrived, so more may be read. A CREDIT for an ended download means nothing."""
         download = self._open.get(self._numbers.get(session.token, {}).get(message.transfer, 0))
-        if download is None or not download.taken < message.offset <= download.ordered:
+        if download is None or not download.taken < message.offset <= download.sent:
             return []
         self.flight.give_back(download.key_name, message.offset - download.taken)
         download.taken, download.touched_at = message.offset, now
@@ -117,7 +126,7 @@ class Downloads:
                 break
             del waiting[number]
             if order is not None:
-                self.flight.take(key_name, order.num_bytes)
+                self._reads.put(number, key_name, order.num_bytes)
                 self._open[number].ordered += order.num_bytes
                 orders.append(order)
                 waiting[number] = None
@@ -134,8 +143,14 @@ class Downloads:
         is_doubted = download.is_doubted and download.ordered == 0
         return ReadChunk(number, download.blob, download.ordered, num_bytes, is_doubted) if num_bytes > 0 else None
 
-    def get(self, number: int) -> Download | None:
-        return self._open.get(number)
+    def disk_is_done(self, number: int, num_bytes: int) -> Download | None:
+        """The disk is done with the oldest read of a download: the one that is to be sent these bytes, if it lasts."""
+        self._reads.take(number)
+        download = self._open.get(number)
+        if download is not None:
+            self.flight.take(download.key_name, num_bytes)
+            download.sent += num_bytes
+        return download
 
     def is_open(self, digest: str) -> bool:
         """Whether somebody is fetching this blob."""
@@ -149,7 +164,7 @@ class Downloads:
             del own[download.transfer]
             if not own:
                 del self._numbers[download.session]
-            self.flight.give_back(download.key_name, download.ordered - download.taken)
+            self.flight.give_back(download.key_name, download.sent - download.taken)
 
     def drop_session(self, token: str) -> None:
         """Forgets what a session that has ended was fetching."""

@@ -38,10 +38,10 @@ def take_credit(state: State, session: Session, _: MessageArrived, message: Cred
 
 def chunk_read(state: State, event: ChunkRead) -> list[Instruction]:
     """Sends what was read to who fetches it."""
-    download = state.downloads.get(event.download)
+    download = state.downloads.disk_is_done(event.download, len(event.payload))
     session = None if download is None else state.sessions.get(download.session)
     if download is None or session is None:
-        return []
+        return state.downloads.serve()
     if session.role in ("worker", "evaluator"):
         state.bytes_down += len(event.payload)
     chunk = Chunk(transfer=download.transfer, offset=event.offset)
@@ -50,9 +50,9 @@ def chunk_read(state: State, event: ChunkRead) -> list[Instruction]:
 
 def read_failed(state: State, event: ReadFailed) -> list[Instruction]:
     """Says that a blob is gone or damaged; nothing else is deleted."""
-    download = state.downloads.get(event.download)
+    download = state.downloads.disk_is_done(event.download, 0)
     if download is None:
-        return []
+        return state.downloads.serve()
     state.downloads.drop(event.download)
     state.damaged.add(download.blob.digest)
     error = Error(request=download.transfer, code=event.code, text=event.text)

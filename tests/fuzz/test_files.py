@@ -141,9 +141,10 @@ def spoil_lines(spoiler: Spoiler, text: bytes) -> bytes:
     """A value of some line becomes another thing, or the bytes are spoilt."""
     if spoiler.chance.random() < 0.5:
         return spoiler.spoil_bytes(text)
-    values = [b"true", b"-1", b"nan", b"inf", b"1e400", b"[]", b"[1, [2]]", b"{a = {}}", b'""', b'"../../x"',
-              b"9" * 30,
-              b'"\\u0000"', b"1979-05-27", b"'''x\n\ny'''", b'"' + b"x" * 3000 + b'"', b"0xfffffffffffffffffff"]  # fmt: skip
+    values = [
+        b"true", b"-1", b"nan", b"inf", b"1e400", b"[]", b"[1, [2]]", b"{a = {}}", b'""', b'"../../x"', b"9" * 30,
+        b'"\\u0000"', b"1979-05-27", b"'''x\n\ny'''", b'"' + b"x" * 3000 + b'"', b"0xfffffffffffffffffff",
+    ]  # fmt: skip
     lines = text.splitlines()
     place = spoiler.chance.randrange(len(lines))
     name = lines[place].split(b"=")[0]
