@@ -8,8 +8,10 @@ Each mutation replaces a few functions of the real system by ones without a rule
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Final
 
 from isles.brokers import retained, versions
@@ -203,14 +205,23 @@ OF_DISK_AND_LINKS: Final = frozenset(
 """Rules that only a world with a disk and with pieces of payloads can miss."""
 
 
+def _places(target: object, name: str) -> list[object]:
+    """Where the code looks an attribute up: in its owner, and in every module that has imported it by its name."""
+    original = getattr(target, name)
+    modules = [module for key, module in sys.modules.items() if key.startswith("isles.") and module is not target]
+    is_shared = isinstance(target, ModuleType)
+    return [target, *(one for one in modules if is_shared and vars(one).get(name) is original)]
+
+
 @contextmanager
 def without(rule: str) -> Iterator[None]:
     """Does without a rule of `MUTATIONS` for a while."""
     replaced: list[tuple[object, str, Any]] = []
 
     def patch(target: object, name: str, value: Any) -> None:
-        replaced.append((target, name, getattr(target, name)))
-        setattr(target, name, value)
+        for place in _places(target, name):
+            replaced.append((place, name, getattr(place, name)))
+            setattr(place, name, value)
 
     try:
         MUTATIONS[rule](patch)

@@ -249,6 +249,14 @@ PRECAUTIONS = [
 ]
 
 
+def lets_go(note: Note) -> bool:
+    """Whether something has just been deleted or become needless: most breaches are there, which saves looking on."""
+    match note:
+        case Deleted() | Promised(what=(_, Committed())):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("leave_out", PRECAUTIONS, ids=lambda leave_out: leave_out.__name__)
 def test_the_law_breaks(
     leave_out: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, record_life: Life, tmp_path: Path
@@ -257,8 +265,10 @@ def test_the_law_breaks(
         leave_out(patch)
         notes = record_life(tmp_path / "life")
 
+    moments = sorted(range(len(notes)), key=lambda num_notes: not lets_go(notes[num_notes - 1]))
+
     def find_breach() -> None:
-        for num_notes in range(len(notes)):
+        for num_notes in moments:
             for fate in FATES[:2]:
                 check(tmp_path / f"{num_notes} {fate}", crash(notes[:num_notes], fate))
 
