@@ -44,6 +44,10 @@ from isles.proto.messages import (
 FAILURES_MAX: Final = 10
 """Merges and recoveries of one fragment that fail one after the other, for want of blobs, before the outer gives up:
 with a second between them a broker has had time to come back."""
+QUIET_SECONDS: Final = 300.0
+"""After so long without a new version a head without a checkpoint gets one: were an update on the way to it damaged,
+nobody could join, and who cannot join brings no round about. Rounds that are only slow shall not each pay for a state,
+which is a few times as large as a payload; so it is longer than most of them."""
 EXPORTING: Final = "`isles export` what is there and begin another run from it with `isles init`"
 MENDING: Final = f"put a copy of the store back, or {EXPORTING}"
 
@@ -101,11 +105,18 @@ class Desk:
         self._made: _Made | None = None
         """The state of a version that was made and is not known to be committed."""
         self._num_failures = 0
-        self._num_listings = 0
+        self._num_asked = 0
+        """Listings that were asked for."""
+        self._listing_number = 0
+        """Which of them is the newest one."""
+        self._recovery_number = 0
+        """Which of them the newest recovery goes by."""
         self._lost: tuple[str, int] = "", 0
-        """What the last recovery found to be gone, and how many listings there had been then."""
+        """What a recovery found to be gone, and how many listings had been asked for then."""
         self._recover_at = 0.0
         """No recovery begins before this moment."""
+        self._quiet_since = 0.0
+        """When the head was new, or a checkpoint of it was begun because nothing else happened."""
         self._screenings = Screenings(
             fragment,
             record,
@@ -199,7 +210,9 @@ class Desk:
     def _perform(self, instruction: orders.Instruction) -> None:
         match instruction:
             case orders.List():
-                self._services.ask(List(fragment=self._fragment), partial(self._take_listing, self.rounds.epoch))
+                self._num_asked += 1
+                then = partial(self._take_listing, self.rounds.epoch, self._num_asked)
+                self._services.ask(List(fragment=self._fragment), then)
             case orders.FetchPayloads():
                 head_version = 0 if self._listing is None else self._listing.head.version
                 self._screenings.want(instruction.contributions, head_version=head_version)
@@ -220,15 +233,15 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------- broker's answers
 
-    def _take_listing(self, epoch: int, reply: Message) -> None:
+    def _take_listing(self, epoch: int, number: int, reply: Message) -> None:
         if not isinstance(reply, Listing):
             self._take_answer("list", epoch, reply)
             return
         if not self.rounds.is_standing_by:
-            self._listing = reply
-            self._num_listings += 1
+            self._listing, self._listing_number = reply, number
             self._checkpointer.learn(_checkpoint_of(reply).version)
             self._recover(reply)
+            self._consider_quiet()
         self.handle(orders.Listed(reply))
 
     def _take_answer(self, ask: Any, epoch: int, reply: Message) -> None:
@@ -264,7 +277,12 @@ class Desk:
         is_overtaken = held is not None and listing.head.version < held.point.version
         is_ours = self._merging is not None or self._made is not None
         if not is_overtaken and not is_ours and self._services.now() >= self._recover_at:
-            self._keeper.bring(listing.head, _checkpoint_of(listing))
+            self._bring(listing.head, listing)
+
+    def _bring(self, head: VersionInfo, listing: Listing) -> None:
+        if not self._keeper.is_bringing:
+            self._recovery_number = self._listing_number
+        self._keeper.bring(head, _checkpoint_of(listing))
 
     def _take_recovered(self, restored: Restored, payload_bytes: dict[int, int]) -> None:
         """What had to be made again is checkpointed at once: the next recovery is short, and whoever cannot follow the
@@ -278,6 +296,9 @@ class Desk:
             if restored.is_lost:
                 self._take_loss(reason)
             self._count_failure(reason)
+        else:
+            self._lost = "", 0
+            self._quiet_since = self._services.now()
         self._go_on(reason)
         if not reason and self._checkpointer.is_behind and not self.rounds.is_standing_by:
             self._checkpointer.begin(self.rounds.epoch)
@@ -296,7 +317,7 @@ class Desk:
             self.handle(orders.MergeFailed(plan, text))
         else:
             assert self._listing is not None, "a plan is made from a listing"
-            self._keeper.bring(plan.head, _checkpoint_of(self._listing))
+            self._bring(plan.head, self._listing)
 
     def _take_checkpointed(self) -> None:
         """Rounds went on meanwhile; the last state of this process shall be in the store, too."""
@@ -305,6 +326,12 @@ class Desk:
 
     def _consider_checkpoint(self) -> None:
         if self._checkpointer.is_due and not self.rounds.is_standing_by:
+            self._checkpointer.begin(self.rounds.epoch)
+
+    def _consider_quiet(self) -> None:
+        now = self._services.now()
+        if self._checkpointer.is_behind and now - self._quiet_since >= QUIET_SECONDS:
+            self._quiet_since = now
             self._checkpointer.begin(self.rounds.epoch)
 
     # ---------------------------------------------------------------------------------------------------------- merging
@@ -343,6 +370,7 @@ class Desk:
         made, self._made = self._made, None
         if made is not None:
             self._keeper.keep(made.held)
+            self._quiet_since = self._services.now()
             self._checkpointer.count({made.held.point.version: made.payload_bytes})
         self.handle(reply)
         self._consider_checkpoint()
@@ -360,14 +388,17 @@ class Desk:
             self._stock.states.drop(made.held.slot)
 
     def _take_loss(self, reason: str) -> None:
-        """What is gone by two listings is gone for good: the first may have been of a tape that has moved on since."""
-        lost, num_listings = self._lost
-        if lost == reason and num_listings < self._num_listings:
+        """What is still gone by a listing that was asked for after it had been missed is gone for good: only by being
+        missed does the broker learn of it, and it may have another way then.
+        """
+        lost, num_asked = self._lost
+        if lost == reason and num_asked < self._recovery_number:
             raise StoreError(
                 f"fragment {self._fragment} cannot be merged any more, as its store is damaged and no later checkpoint "
                 f"is in it: {reason}; {MENDING}, which loses momentum and remainder"
             )
-        self._lost = reason, self._num_listings
+        if lost != reason:
+            self._lost = reason, self._num_asked
 
     def _count_failure(self, reason: str) -> None:
         self._num_failures += 1

@@ -114,9 +114,12 @@ class Desk:
         self._recover_at = 0.0
         """No recovery begins before this moment, unless a merge waits for it."""
         self._num_failures = 0
-        self._num_listings = 0
+        self._num_asked = 0
+        """Listings that were asked for."""
+        self._listing_number = self._recovery_number = 0
+        """Which of them is the newest one, and which the newest recovery goes by."""
         self._lost: tuple[str, int] = "", 0
-        """What the last recovery found to be gone, and how many listings there had been then."""
+        """What a recovery found to be gone, and how many listings had been asked for then."""
 
     def handle(self, event: orders.Event) -> None:
         """Tells the rounds what happened and performs what they order."""
@@ -136,7 +139,8 @@ class Desk:
         services, fragment = self._services, self._fragment
         match instruction:
             case orders.List():
-                services.ask(List(fragment=fragment), self._take_listing)
+                self._num_asked += 1
+                services.ask(List(fragment=fragment), partial(self._take_listing, self._num_asked))
             case orders.FetchPayloads(contributions):
                 for contribution in contributions:
                     services.bring([contribution.blob], partial(self._screen, contribution))
@@ -155,11 +159,10 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------- broker's answers
 
-    def _take_listing(self, reply: Message) -> None:
+    def _take_listing(self, number: int, reply: Message) -> None:
         if isinstance(reply, Listing):
             if not self.rounds.is_standing_by:
-                self._listing = reply
-                self._num_listings += 1
+                self._listing, self._listing_number = reply, number
                 self._prepare(reply.head)
             self.handle(orders.Listed(reply))
         else:
@@ -269,6 +272,7 @@ class Desk:
         assert self._listing is not None
         assert self._listing.checkpoint is not None
         held = self._held
+        self._recovery_number = self._listing_number
         recovery = Recovery(head, self._listing.checkpoint, held[0] if held else None, self._record.sync_of)
         self._recovery, self._values = recovery, held[1] if held else Values()
         self._carry_on(recovery, recovery.start())
@@ -305,13 +309,14 @@ class Desk:
         self._take_values(recovery, Values(Pair.decode(found[info.parameters.digest]), remainder))
 
     def _prevent(self, recovery: Recovery, why: Unavailable) -> None:
-        """What is gone by two listings is gone for good: the first may have been of a tape that has moved on since."""
+        """What is still gone by a listing that was asked for after it had been missed is gone for good."""
         if recovery is not self._recovery:
             return
-        lost, num_listings = self._lost
-        if why.is_lost and lost == why.text and num_listings < self._num_listings:
+        lost, num_asked = self._lost
+        if why.is_lost and lost == why.text and num_asked < self._recovery_number:
             self._services.give_up(why.text)
-        self._lost = (why.text if why.is_lost else ""), self._num_listings
+        if why.is_lost and lost != why.text:
+            self._lost = why.text, self._num_asked
         self._tell(recovery, recoveries.Prevented(why.text))
 
     def _take_tape(self, recovery: Recovery, reply: Message) -> None:
@@ -345,6 +350,8 @@ class Desk:
         if reason:
             self._recover_at = self._services.now() + RETRY_SECONDS
             self._count_failure(reason)
+        else:
+            self._lost = "", 0
         self._go_on(reason)
         if not reason and recovery.num_remade:
             self.checkpoint()

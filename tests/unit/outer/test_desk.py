@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isles.outer import orders
-from isles.outer.desk import FAILURES_MAX, Desk
+from isles.outer.desk import FAILURES_MAX, QUIET_SECONDS, Desk
 from isles.outer.optimizer import parameters_digest
 from isles.outer.payload_cache import Payload, PayloadCache
 from isles.outer.rounds import RETRY_SECONDS
@@ -307,6 +307,19 @@ def test_a_head_whose_state_is_gone_by_two_listings_ends_the_outer_with_what_to_
         place.deliver_state(GONE)
 
 
+def test_a_listing_that_was_asked_for_before_the_loss_was_found_proves_nothing(place: Place) -> None:
+    """A broker learns of damage by being asked for the blob; only then it lists another way around it."""
+    place.services.clock.advance(LIST_SECONDS)
+    place.desk.tick()
+    place.deliver_state(GONE)
+    place.services.clock.advance(RETRY_SECONDS)
+    place.services.answer(List, place.listing)
+    place.deliver_state(GONE)
+    place.look_again()
+    with pytest.raises(StoreError, match="no such blob"):
+        place.deliver_state(GONE)
+
+
 def test_a_loss_that_a_later_listing_goes_around_ends_nothing(place: Place) -> None:
     place.deliver_delta()
     place.deliver_state(GONE)
@@ -365,6 +378,21 @@ def test_a_checkpoint_follows_the_commit_that_makes_it_due_and_rounds_go_on(make
     assert (checkpoint.version, checkpoint.epoch) == (1, 1)
     assert "checkpoint.stored" in place.logger.events()
     assert not place.desk.is_busy
+
+
+def test_a_head_that_has_been_quiet_gets_a_checkpoint_as_nobody_may_be_able_to_join_without(place: Place) -> None:
+    place.make_version()
+    place.services.answer(Commit, Committed(fragment=0, version=1))
+    place.services.answer(List, place.listing)
+    for _ in range(int(QUIET_SECONDS / LIST_SECONDS) - 1):
+        place.look_again()
+    assert place.services.asks(Upload) == 0
+    place.look_again()
+    while place.services.asks(Upload):
+        place.services.answer(Upload, Stored(digest="0" * 64))
+    assert place.services.answer(Checkpoint, Done()).version == 1
+    place.look_again()
+    assert place.services.asks(Upload) == 0
 
 
 def test_a_desk_that_is_told_to_stop_leaves_a_checkpoint_behind(place: Place) -> None:
