@@ -56,6 +56,14 @@ BULK_SEND_HIGH_WATER_MIN: Final = 64
 
 SUBSCRIPTION_BYTES_MAX: Final = 4_096
 """Longest frame that the broker takes in on the events channel, where nothing but subscriptions arrives."""
+SUBSCRIBED_BYTES_MAX: Final = 64 << 10
+"""What subscribers may ask for, in bytes, until the events socket is opened anew: all of ours ask for everything, which
+is one byte, and libzmq keeps some 30 for each byte of anything else."""
+SUBSCRIPTIONS_MAX: Final = 65_536
+"""Messages taken from the events socket in one turn: they are small, and counted late they are counted in vain."""
+CONTROL_RECEIVE_HIGH_WATER: Final = 16
+"""Messages of one connection that wait unread at the broker, also on events; libzmq's own 1000 of the longest would be
+8 GiB. Those behind them wait in the network."""
 REOPEN_SECONDS: Final = 5.0
 """For libzmq to give the events port back when that socket is opened anew; it takes some milliseconds."""
 REOPEN_POLL_SECONDS: Final = 0.01
@@ -114,7 +122,8 @@ class _Sockets(ABC):
         arrivals: list[Arrival] = []
         for channel, socket in self._channels.items():
             if socket in ready:
-                read = (self._read(channel, frames) for frames in self._receive(socket))
+                num_max = SUBSCRIPTIONS_MAX if channel is Channel.EVENTS else ARRIVALS_MAX
+                read = (self._read(channel, frames) for frames in self._receive(socket, num_max))
                 arrivals += [arrival for arrival in read if arrival is not None]
         self._attend(ready)
         return arrivals
@@ -128,10 +137,10 @@ class _Sockets(ABC):
         """Does what is due besides reading messages."""
 
     @staticmethod
-    def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    def _receive(socket: zmq.Socket[bytes], num_max: int = ARRIVALS_MAX) -> Iterator[list[zmq.Frame]]:
         """What waits on one socket. It is asked first: the exception for an empty one costs as much as a message."""
         num_bytes = 0
-        for _ in range(ARRIVALS_MAX):
+        for _ in range(num_max):
             if num_bytes >= ARRIVAL_BYTES_MAX or not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
                 return
             try:
@@ -307,6 +316,7 @@ class ZmqBroker(_Sockets):
         super().__init__(num_threads=2)
         self._doors: Doors | None = None
         self._reopened_at: float | None = None
+        self._subscribed_bytes = 0
         self._bind_host = bind_host
         # A stranger may fill one frame before its handshake fails: no socket takes a longer one than it must.
         self._frame_bytes = {
@@ -336,6 +346,7 @@ class ZmqBroker(_Sockets):
         socket.setsockopt(zmq.AFFINITY, 2 if channel is Channel.BULK else 1)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.RCVHWM, CONTROL_RECEIVE_HIGH_WATER)
         if channel is Channel.BULK:
             socket.setsockopt(zmq.RCVHWM, BULK_RECEIVE_HIGH_WATER)
             socket.setsockopt(zmq.SNDHWM, self._bulk_send_high_water)
@@ -372,7 +383,12 @@ class ZmqBroker(_Sockets):
         The events socket is opened anew: subscribers come back by themselves, those who may. A hint that is published
         meanwhile is lost. Does nothing without keys.
         """
-        if self._doors is not None and Channel.EVENTS in self._channels:
+        if self._doors is not None:
+            self._renew_events()
+
+    def _renew_events(self) -> None:
+        """Forgets all subscribers, and what they asked for."""
+        if Channel.EVENTS in self._channels:
             self._shut(Channel.EVENTS)
             self._reopened_at = time.monotonic()
             self._reopen()
@@ -390,6 +406,7 @@ class ZmqBroker(_Sockets):
                 raise
         else:
             self._reopened_at = None
+            self._subscribed_bytes = 0
 
     def _wait(self, timeout_seconds: float) -> float:
         return timeout_seconds if self._reopened_at is None else min(timeout_seconds, REOPEN_POLL_SECONDS)
@@ -399,14 +416,18 @@ class ZmqBroker(_Sockets):
             self._doors.answer()
         if self._reopened_at is not None:
             self._reopen()
+        elif self._subscribed_bytes > SUBSCRIBED_BYTES_MAX:
+            self._renew_events()
 
     def _close_others(self) -> None:
         if self._doors is not None:
             self._doors.close()
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
-        if channel is Channel.EVENTS:
-            return None  # subscriptions: hints go to everybody
+        if channel is Channel.EVENTS:  # subscriptions: hints go to everybody
+            num_bytes = sum(len(frame) for frame in frames)
+            self._subscribed_bytes += num_bytes if num_bytes > 1 else 0
+            return None
         key = "" if self._doors is None else str(frames[0].get("User-Id"))
         if len(frames) < 2 or len(frames) > 3:
             # No message of ours has such frames: answered as a bad one.
