@@ -10,7 +10,7 @@ from isles.proto.messages import Channel, Error
 
 
 def take_allow_list(state: State, event: AllowListChanged) -> list[Instruction]:
-    """Takes another allow-list; whoever is in a session that his key opens no longer is told so and is out."""
+    """Takes another allow-list; whoever is in a session that its key opens no longer is told so and is out."""
     state.doors.allowed = event.allowed
     if event.allowed is None:
         state.share_memory(1)

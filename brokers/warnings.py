@@ -32,6 +32,8 @@ DISK_FACTOR: Final = 4
 DISK_RELIEVED_FACTOR: Final = 5
 SHOWN_SECONDS: Final = 600.0
 """How long a warning is shown that has no end, such as a process of another run that knocked."""
+STRANGERS_MAX: Final = 16
+"""Processes of other runs that are warned of at once: more would hide the other warnings, and any name may knock."""
 WARNINGS_MAX: Final = 256
 """Shown at once, as the message permits: more tell nobody more."""
 
@@ -183,6 +185,8 @@ class Warnings:
     def take_stranger(self, role: str, name: str, run: str, store: str, text: str, unix: float) -> list[Log]:
         """A process knocked that belongs to another store with a run of this name."""
         key = "run.duplicated", name
+        if len(self._until) >= STRANGERS_MAX and key not in self._until:
+            return []
         begun = self._begin(*key, text, unix, role=role, id=name, run=run, store=store)
         self._until[key] = unix + SHOWN_SECONDS
         return begun

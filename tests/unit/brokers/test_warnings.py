@@ -10,7 +10,15 @@ import pytest
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.stage import Member, Stage
 from isles.brokers.vocabulary import Log
-from isles.brokers.warnings import ALONE_CYCLES, DISK_FACTOR, EXPIRED_IN_A_ROW, SHOWN_SECONDS, WARNINGS_MAX, Warnings
+from isles.brokers.warnings import (
+    ALONE_CYCLES,
+    DISK_FACTOR,
+    EXPIRED_IN_A_ROW,
+    SHOWN_SECONDS,
+    STRANGERS_MAX,
+    WARNINGS_MAX,
+    Warnings,
+)
 from isles.proto.agreement import SyncSettings
 from isles.proto.events import EVENTS
 from isles.proto.ids import ContributionId
@@ -252,6 +260,14 @@ def test_a_process_whose_state_is_of_another_store_with_a_run_of_the_same_name_i
     assert [warning.name for warning in status_of(worker).warnings] == ["run.duplicated"]
     stage.advance(SHOWN_SECONDS + 1)
     assert status_of(worker).warnings == ()
+
+
+def test_however_many_processes_of_other_runs_knock_there_is_room_for_other_warnings(
+    stage: Stage, worker: Member
+) -> None:
+    for number in range(STRANGERS_MAX + 3):
+        stage.member("worker", f"us-{number}", f"{number:016x}").join(run="trial", store="ee" * 16)
+    assert len(status_of(worker).warnings) == stage.events().count("run.duplicated") == STRANGERS_MAX < WARNINGS_MAX
 
 
 def test_a_process_that_comes_back_to_its_own_store_is_let_in(stage: Stage, worker: Member) -> None:
