@@ -28,12 +28,25 @@ WAIT_SECONDS = 30.0
 """Bound of every wait here; nothing takes a tenth of it unless it is broken."""
 
 
+class StartLogger(ListLogger):
+    """Says when a broker can be dialled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_started = threading.Event()
+
+    def info(self, event: str, **fields: Any) -> None:
+        super().info(event, **fields)
+        if event == "broker.started":
+            self.is_started.set()
+
+
 class House:
     """A broker in a thread of this process, and its key folder."""
 
     def __init__(self, folder: Path) -> None:
         self.store, self.keys = folder / "store", KeyFolder(folder / "keys")
-        self.logger = ListLogger()
+        self.logger = StartLogger()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         for name, role in (("service", "worker"), ("us-1", "worker"), ("admin", "operator")):
@@ -41,19 +54,14 @@ class House:
 
     def start(self) -> None:
         self._stop.clear()
-        address = self.store / "address"
-        address.unlink(missing_ok=True)
+        self.logger.is_started.clear()
         settings = BrokerSettings(store=self.store, keys=self.keys.path, port=0, tick_seconds=0.05)
         self._thread = threading.Thread(
             target=serve, args=(settings,), kwargs={"logger": self.logger, "should_stop": self._stop}
         )
         self._thread.start()
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not address.exists():
-            assert self._thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        self.address = address.read_text(encoding="utf-8").strip()
+        assert self.logger.is_started.wait(WAIT_SECONDS)
+        self.address = (self.store / "address").read_text(encoding="utf-8").strip()
 
     def end(self) -> None:
         self._stop.set()
