@@ -45,8 +45,6 @@ BUDGET_KEYS: Final = frozenset({"run.tokens", "run.rounds"})
 """The exception: a run may become longer."""
 VERSIONS_KEPT_MAX: Final = 100_000
 """As many as `broker.versions_kept` may be: no run on one machine has more."""
-UP_FLAGS: Final = {"worker.device": "--device"}
-"""Flags that this command alone has."""
 CHAOS_STATED: Final = (
     Stated("log.level", "debug", "the flag --chaos"),
     Stated("worker.log_every_seconds", "1", "the flag --chaos"),
