@@ -35,7 +35,7 @@ from isles.ops.chaos.measures import FaultRecord
 from isles.ops.chaos.plan import Plan
 from isles.ops.chaos.proxy import Network
 from isles.ops.chaos.showing import begun, happened, over, shown
-from isles.ops.chaos.targets import Targets, send_signal
+from isles.ops.chaos.targets import Targets, ThawGuard, send_signal
 from isles.ops.fault_view import FaultsShown
 from isles.proto.clock import Clock
 from isles.proto.errors import IslesError, UsageError
@@ -86,6 +86,7 @@ class Runner:
         self._room = room or (Ballast(store) if store is not None else None)
         self._details: dict[int, str] = {}
         self._said: dict[int, str] = {}
+        self._guards: dict[tuple[int, int], ThawGuard] = {}
         self._has_to_stop = False
         self._tell = tell
         self.shown: FaultsShown = shown(self.campaign)
@@ -155,8 +156,9 @@ class Runner:
                 if len(gone) == len(processes):
                     raise UsageError(self._details[number])
             case Freeze(_, process):
-                send_signal(process, signal.SIGSTOP)
+                self._freeze(process)
             case Thaw(_, process):
+                self._dismiss(process)
                 send_signal(process, signal.SIGCONT)
             case Shape(_, worker, shape):
                 self._links.shape(worker, shape)
@@ -173,6 +175,22 @@ class Runner:
                 self._found_room.free()
             case Finish():
                 pass
+
+    def _freeze(self, process: Process) -> None:
+        """Never without somebody who thaws it, should this process be killed meanwhile."""
+        key = process.pid, process.birth
+        if key not in self._guards:
+            self._guards[key] = ThawGuard(process)
+        try:
+            send_signal(process, signal.SIGSTOP)
+        except UsageError:
+            self._dismiss(process)
+            raise
+
+    def _dismiss(self, process: Process) -> None:
+        guard = self._guards.pop((process.pid, process.birth), None)
+        if guard is not None:
+            guard.close()
 
     @property
     def _links(self) -> Network:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +24,9 @@ ROLE_OF_COMMAND: Final[dict[str, Role]] = {
 }  # fmt: skip
 BIRTH_FIELD: Final = 19
 """Of /proc/PID/stat after the name in brackets: start time, in clock ticks since the machine started."""
+
+THAW: Final = ("/bin/sh", "-c", 'read -r _; kill -CONT "$1"', "thaw")
+"""Waits for the end of its standard input, then thaws the process whose id follows."""
 
 
 class Targets(Protocol):
@@ -80,6 +84,32 @@ def send_signal(process: Process, number: signal.Signals) -> None:
             f"{process.name} (pid {process.pid}) belongs to another user: run this as the user that runs the run, or "
             "as root for containers"
         ) from error
+
+
+class ThawGuard:
+    """Lets a process go on when whoever froze it is done, or dies: nobody else would, and it would keep its store.
+
+    Raises UsageError where no guard can be started; then nothing should be frozen.
+    """
+
+    def __init__(self, process: Process) -> None:
+        """Starts it, in a session of its own: what ends a whole terminal or process group must not end it."""
+        try:
+            self._shell = subprocess.Popen(
+                [*THAW, str(process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{process.name} was not frozen, since nothing could thaw it ({THAW[0]}: {error.strerror})"
+            ) from error
+
+    def close(self) -> None:
+        """Thaws the process; idempotent."""
+        self._shell.communicate()
 
 
 def birth_of(pid: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,6 +30,19 @@ class Room:
         self.calls.append("free")
 
 
+class Guard:
+    """Notes whom it guards."""
+
+    guarded: ClassVar[list[int]] = []
+
+    def __init__(self, process: Process) -> None:
+        self._pid = process.pid
+        self.guarded.append(self._pid)
+
+    def close(self) -> None:
+        self.guarded.remove(self._pid)
+
+
 class World:
     """One process, one clock that moves with every sleep, and the signals that were sent."""
 
@@ -40,10 +53,14 @@ class World:
         self.gone: set[str] = set()
         monkeypatch.setattr("isles.ops.chaos.runner.time.sleep", self.clock.advance)
         monkeypatch.setattr(runner, "send_signal", self.send)
+        monkeypatch.setattr(Guard, "guarded", [])
+        monkeypatch.setattr(runner, "ThawGuard", Guard)
 
     def send(self, process: Process, number: Any) -> None:
         if process.name in self.gone:
             raise UsageError(f"{process.name} had ended already")
+        if number.name == "SIGSTOP":
+            assert process.pid in Guard.guarded
         self.sent.append((round(self.clock.now(), 1), process.name, number.name))
 
     def find(self) -> tuple[Process, ...]:
@@ -150,3 +167,15 @@ def test_room_is_taken_and_given_back_and_a_blob_is_damaged(world: World, tmp_pa
     assert room.calls == ["fill", "free"]
     assert found.damaged == ["c" * 64]
     assert found.records()[0].detail == "5 bytes were taken"
+
+
+def test_whoever_is_frozen_has_one_guard_until_it_goes_on_or_is_gone(world: World) -> None:
+    freeze = {"kind": "freeze", "process": "us-0", "seconds": 3.0}
+    world.runner({"at": 0.0, **freeze}, {"at": 1.0, **freeze}).run(lambda: True)
+    assert [number for _, _, number in world.sent].count("SIGCONT") == 1
+    assert Guard.guarded == []
+    world.gone.add("us-0")
+    found = world.runner({"at": 0.0, **freeze})
+    found.run(lambda: True)
+    assert found.records()[0].failure == "us-0 had ended already"
+    assert Guard.guarded == []

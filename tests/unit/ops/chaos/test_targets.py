@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from isles.ops.chaos import targets
 from isles.ops.chaos.campaign import Process
 from isles.ops.chaos.targets import FolderTargets, birth_of, send_signal
 from isles.ops.run_folder import RunFolder
@@ -45,12 +47,12 @@ def test_the_processes_of_a_run_folder_are_those_that_run(sleeper: subprocess.Po
         {"event": "child.started", "child": "broker", "pid": os.getpid()},  # no `isles broker`: pids are used again
         {"event": "child.started", "child": "us-0", "pid": sleeper.pid},
     )
-    targets = FolderTargets(folder, {"us-0": "us"})
-    (found,) = targets.find()
+    folder_targets = FolderTargets(folder, {"us-0": "us"})
+    (found,) = folder_targets.find()
     assert (found.name, found.role, found.region, found.pid) == ("us-0", "worker", "us", sleeper.pid)
     sleeper.kill()
     sleeper.wait()
-    assert targets.find() == ()
+    assert folder_targets.find() == ()
 
 
 def test_processes_of_an_earlier_start_are_nobodys(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -84,3 +86,35 @@ def test_the_outer_that_has_the_lease_is_known(sleeper: subprocess.Popen[bytes],
     assert [process.is_merging for process in targets.find()] == [False]
     folder.log("broker").write_text('{"event": "outer.leased", "outer": "us-0"}\n', encoding="utf-8")
     assert [process.is_merging for process in targets.find()] == [True]
+
+
+FREEZER: Final = """
+import os, signal, sys
+from isles.ops.chaos.campaign import Process
+from isles.ops.chaos.targets import ThawGuard, send_signal
+
+frozen = Process("us-0", "worker", "us", int(sys.argv[1]))
+guard = ThawGuard(frozen)
+send_signal(frozen, signal.SIGSTOP)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+guard.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_frozen_process_goes_on_when_whoever_froze_it_is_done_or_killed(
+    sleeper: subprocess.Popen[bytes], end: str
+) -> None:
+    command = [sys.executable, "-c", FREEZER, str(sleeper.pid), end]
+    assert subprocess.run(command, check=False).returncode == (-signal.SIGKILL if end == "killed" else 0)
+    _, status = os.waitpid(sleeper.pid, os.WUNTRACED | os.WCONTINUED)
+    if os.WIFSTOPPED(status):
+        _, status = os.waitpid(sleeper.pid, os.WUNTRACED | os.WCONTINUED)
+    assert os.WIFCONTINUED(status)
+
+
+def test_nobody_is_frozen_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "THAW", ("/nowhere/sh",))
+    with pytest.raises(UsageError, match="us-0 was not frozen"):
+        targets.ThawGuard(Process("us-0", "worker", "us", os.getpid()))
