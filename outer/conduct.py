@@ -50,7 +50,6 @@ ALONE_FACTOR: Final = 3.0
 """How much farther one may go where it cannot be told: norms grow by as much from one version to the next when a short
 run begins."""
 
-
 REASON_CHARACTERS_MAX: Final = 2000
 """As long as a text of the wire may be."""
 
@@ -161,28 +160,13 @@ def judge(
             alone = _usual_norm(company, num_steps) if has_company else 0.0
             usual_norms[num_steps] = max(alone, _usual_norm(votes, num_steps))
         usual = usual_norms[num_steps]
-        tokens = tokens_before.get(name.learner, 0) + one.contribution.tokens
-        if tokens_max and tokens > tokens_max:
-            faults[name] = Fault(
-                "claim",
-                f"with its {one.contribution.tokens} tokens the learner would have {tokens} in this fragment, but with "
-                f"{limits.claim_factor:g} times the usual rate there was time for only {tokens_max:.4g}",
-            )
-        elif name in opposed:
-            faults[name] = Fault(
-                "direction",
-                f"its delta is opposed to those of the others, with a cosine of {opposed[name]:.2f}; the limit is "
-                f"{-limits.opposition_max:g}",
-            )
-        elif not one.norm or not usual:
-            continue
-        elif limits.reject_factor and one.norm > limits.reject_factor * usual and has_company and not is_buffers:
-            faults[name] = Fault(
-                "norm",
-                f"its delta has the norm {one.norm:.4g}, {one.norm / usual:.4g} times what is usual for "
-                f"{one.contribution.steps} steps; the limit is {limits.reject_factor:g} times",
-            )
-        elif clip_factor and one.norm > clip_factor * usual:
+        fault = _claim_fault(one, tokens_before.get(name.learner, 0), tokens_max, limits)
+        fault = fault or _direction_fault(opposed.get(name), limits)
+        if fault is None and has_company and not is_buffers:
+            fault = _norm_fault(one, usual, limits)
+        if fault is not None:
+            faults[name] = fault
+        elif one.norm and usual and clip_factor and one.norm > clip_factor * usual:
             clips[name] = clip_factor * usual / one.norm
     return Judgement(
         faults,
@@ -190,6 +174,37 @@ def judge(
         weight_max=limits.weight_factor * weight or math.inf,
         rate_factor=limits.weight_factor or math.inf,
     )
+
+
+def _claim_fault(one: Candidate, tokens_before: int, tokens_max: float, limits: Limits) -> Fault | None:
+    """Whether its learner would have claimed more in all than there was time for; a `tokens_max` of 0 is unknown."""
+    tokens = tokens_before + one.contribution.tokens
+    if not tokens_max or tokens <= tokens_max:
+        return None
+    text = (
+        f"with its {one.contribution.tokens} tokens the learner would have {tokens} in this fragment, but with "
+        f"{limits.claim_factor:g} times the usual rate there was time for only {tokens_max:.4g}"
+    )
+    return Fault("claim", text)
+
+
+def _direction_fault(cosine: float | None, limits: Limits) -> Fault | None:
+    """Whether it is opposed to the others; None = it is not, or is not compared."""
+    if cosine is None:
+        return None
+    text = f"its delta is opposed to those of the others, with a cosine of {cosine:.2f}; the limit is "
+    return Fault("direction", text + f"{-limits.opposition_max:g}")
+
+
+def _norm_fault(one: Candidate, usual: float, limits: Limits) -> Fault | None:
+    """Whether it goes too far; a `usual` of 0 is unknown."""
+    if not one.norm or not usual or not limits.reject_factor or one.norm <= limits.reject_factor * usual:
+        return None
+    text = (
+        f"its delta has the norm {one.norm:.4g}, {one.norm / usual:.4g} times what is usual for "
+        f"{one.contribution.steps} steps; the limit is {limits.reject_factor:g} times"
+    )
+    return Fault("norm", text)
 
 
 def judge_round(
