@@ -30,6 +30,7 @@ RELIEVED_SHARE: Final = 0.85
 DISK_FACTOR: Final = 4
 """Times disk_free_bytes_min that a healthy disk has free: with its default, the last GiB."""
 DISK_RELIEVED_FACTOR: Final = 5
+"""From so many times on it is healthy again; more than the other, so that one payload more or less says nothing."""
 SHOWN_SECONDS: Final = 600.0
 """How long a warning is shown that has no end, such as a process of another run that knocked."""
 STRANGERS_MAX: Final = 16

@@ -40,6 +40,7 @@ BLOB_BYTES_WANTED: Final = 4 << 20
 BLOB_BYTES_MAX: Final = 1 << 30
 """Larger ones are left alone: the doctor's memory is small."""
 LEAVE_SECONDS: Final = 1.0
+"""For the answer to LEAVE; without it the session ends by itself."""
 DENIAL_SECONDS: Final = 15.0
 """Until a transport is sure that its key will never open this broker; it tries everything more than once."""
 ROLES: Final[dict[str, Role]] = {"operator": "operator", "outer": "outer"}

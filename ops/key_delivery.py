@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from isles.ops.key_folder import KeyFolder
+from isles.ops.key_folder import FOLDER_MODE, KeyFolder
 from isles.proto.errors import ConfigError
 from isles.proto.key_files import client_file, read_client_key, write_client_key
 from isles.proto.keys import KEY_ROLES, ClientKey, KeyRole
@@ -28,7 +28,6 @@ Each NAME=ROLE:DIR is a key and the folder that its process sees; without :DIR i
 there already is left alone, so the same call may come before every start.
 """
 SHORT_TEXT: Final = "Make what is missing, and copy each key to its process."
-FOLDER_MODE: Final = 0o700
 
 
 @dataclass(frozen=True)

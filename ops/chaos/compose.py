@@ -25,6 +25,7 @@ CHECK_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 60.0
 """For one answer of the broker meanwhile."""
 ERROR_CHARACTERS_MAX: Final = 300
+"""Of what `docker` complained of: a sentence or two, not the whole of a log."""
 CHECKED: Final = frozenset(
     {"contribution.accepted", "contribution.rejected", "round.committed", "learner.joined", "learner.progressed"}
 )
