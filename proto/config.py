@@ -27,6 +27,8 @@ from isles.proto.errors import ConfigError, shown
 from isles.proto.ids import Name
 
 VARIABLE_PREFIX: Final = "ISLES_"
+FORMER_SETTINGS: Final = frozenset({"broker.expose_without_keys"})
+"""Settings that files of earlier releases name and that mean nothing: a run folder with one of them goes on."""
 CONFIG_BYTES_MAX: Final = 1 << 20
 """Longest settings file: all settings with comments are under 20 KB; more is some other file."""
 TOML_FAULTS: Final = (ValueError, RecursionError)
@@ -233,7 +235,8 @@ def _from_file(path: Path, models: Mapping[str, type[BaseModel]]) -> list[Stated
             raise ConfigError(f"{path}: there is no section [{section}]; {hint}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section} is a section: write [{section}] and its settings below it")
-        stated += [Stated(f"{section}.{name}", value, str(path), is_text=False) for name, value in table.items()]
+        given = [Stated(f"{section}.{name}", value, str(path), is_text=False) for name, value in table.items()]
+        stated += [one for one in given if one.key not in FORMER_SETTINGS]
     return stated
 
 

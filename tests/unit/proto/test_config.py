@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from isles.proto.agreement import SyncSettings
 from isles.proto.config import (
     DEFAULT_TOKENS,
+    FORMER_SETTINGS,
     Config,
     FreeSettings,
     RunSettings,
@@ -254,6 +255,18 @@ def test_a_wrong_variable_is_named_with_what_is_allowed(variable: str, value: st
 )
 def test_a_wrong_file_is_named_with_what_is_allowed(write: Write, text: str, part: str) -> None:
     assert part in complaint(file=write(text))
+
+
+@pytest.mark.parametrize("key", sorted(FORMER_SETTINGS))
+def test_a_setting_that_earlier_releases_had_stops_no_file_and_nothing_else_may_state_it(
+    write: Write, key: str
+) -> None:
+    section, _, name = key.partition(".")
+    models = {section: KilnSettings}
+    config = resolve(models, file=write(f"[{section}]\n{name} = true\nshelves = 3\n"))
+    assert config.stated_in(section) == {"shelves": 3}
+    with pytest.raises(ConfigError, match=f"no setting {key}"):
+        resolve(models, flags=[flag(key, "true")])
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
