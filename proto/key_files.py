@@ -7,6 +7,7 @@ or not at all.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tomllib
 from contextlib import suppress
@@ -96,6 +97,8 @@ class KeyWatch:
 
 def _read(path: Path, model: type[_Model], bytes_max: int, what: str, *, is_secret: bool) -> _Model:
     data = _read_bytes(path, bytes_max, what, is_secret=is_secret)
+    if not data.strip():  # as TOML it would be a list of nobody; it is what a full disk or a copy under way leaves
+        raise ConfigError(f"{path} is no {what}: it is empty; put it back, or make a new one with `isles keys`")
     try:
         values = tomllib.loads(data.decode())
     except TOML_FAULTS:
@@ -162,7 +165,8 @@ def _pair_lines(pair: KeyPair) -> list[str]:
 
 
 def _write(path: Path, lines: list[str], mode: int) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process's id: in a container it is the same at every start, and a killed one leaves its file.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "w", encoding="utf-8") as file:

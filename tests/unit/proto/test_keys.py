@@ -114,7 +114,8 @@ def test_a_secret_is_never_shown(key_file: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
-    "empty": (lambda text: "", "public field required"),
+    "empty": (lambda text: "", "it is empty"),
+    "blank": (lambda text: " \n\n", "it is empty"),
     "no TOML": (lambda text: text + "[[[", "not TOML"),
     "cut off": (lambda text: text[: len(text) // 2], "not TOML|field required"),
     "a key too short": (lambda text: text.replace('public = "', 'public = "').replace('"\nsecret', 'x"\nsecret'), "40"),
@@ -134,6 +135,31 @@ def test_a_damaged_key_file_is_one_sentence_that_names_it(key_file: Path, damage
         read_client_key(rewritten(key_file, change))
     assert str(key_file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_allow_list_without_a_word_is_no_list_of_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / "allowed.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="it is empty"):
+        read_allow_list(tmp_path)
+
+
+def test_what_a_killed_writer_left_stops_no_other_of_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container a process has the same id at every start."""
+
+    class Killed(BaseException):
+        """The end of a process, as its files see it."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", die)
+        with pytest.raises(Killed):
+            write_allow_list(tmp_path, AllowList())
+    assert not (tmp_path / "allowed.toml").exists()
+    write_allow_list(tmp_path, AllowList())
+    assert read_allow_list(tmp_path) == AllowList()
 
 
 def test_bytes_that_are_no_text_are_no_key_file(key_file: Path) -> None:
