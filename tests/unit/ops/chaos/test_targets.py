@@ -96,6 +96,7 @@ from isles.ops.chaos.targets import ThawGuard, send_signal
 frozen = Process("us-0", "worker", "us", int(sys.argv[1]))
 guard = ThawGuard(frozen)
 send_signal(frozen, signal.SIGSTOP)
+sys.stdin.readline()
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 guard.close()
@@ -107,10 +108,12 @@ def test_a_frozen_process_goes_on_when_whoever_froze_it_is_done_or_killed(
     sleeper: subprocess.Popen[bytes], end: str
 ) -> None:
     command = [sys.executable, "-c", FREEZER, str(sleeper.pid), end]
-    assert subprocess.run(command, check=False).returncode == (-signal.SIGKILL if end == "killed" else 0)
-    _, status = os.waitpid(sleeper.pid, os.WUNTRACED | os.WCONTINUED)
-    if os.WIFSTOPPED(status):
-        _, status = os.waitpid(sleeper.pid, os.WUNTRACED | os.WCONTINUED)
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as freezer:
+        _, status = os.waitpid(sleeper.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        freezer.communicate(b"\n")
+    assert freezer.returncode == (-signal.SIGKILL if end == "killed" else 0)
+    _, status = os.waitpid(sleeper.pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
 
 
