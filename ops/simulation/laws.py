@@ -177,6 +177,15 @@ class Laws:
         """Whoever is told that it was replaced, was."""
         assert (role, name, incarnation) in self._retired, f"{role} {name} is fenced, and nobody has replaced it"
 
+    def check_given_up(self, name: str, reason: str) -> None:
+        """An outer gives up only where it cannot go on: a payload that pends can be rejected, if it has rotted."""
+        missed = [digest for digest in self.rotted if digest[:12] in reason]
+        assert missed, f"{name} gives up, and nothing that it misses has rotted: {reason}"
+        for digest in missed:
+            assert digest not in self._pending, (
+                f"{name} gives up instead of rejecting {self._pending[digest]}: {reason}"
+            )
+
     # -------------------------------------------------------------------------------------------- what must not be lost
 
     def _note_needs(self, head: VersionInfo, payloads: list[str]) -> None:
