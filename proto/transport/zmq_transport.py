@@ -57,13 +57,13 @@ BULK_SEND_HIGH_WATER_MIN: Final = 64
 SUBSCRIPTION_BYTES_MAX: Final = 4_096
 """Longest frame that the broker takes in on the events channel, where nothing but subscriptions arrives."""
 SUBSCRIBED_BYTES_MAX: Final = 64 << 10
-"""What subscribers may ask for, in bytes, until the events socket is opened anew: all of ours ask for everything, which
-is one byte, and libzmq keeps some 30 for each byte of anything else."""
+"""What subscribers may ask for until the events socket is opened anew; libzmq keeps some 70 bytes for each byte."""
 SUBSCRIPTIONS_MAX: Final = 65_536
 """Messages taken from the events socket in one turn: they are small, and counted late they are counted in vain."""
 CONTROL_RECEIVE_HIGH_WATER: Final = 16
-"""Messages of one connection that wait unread at the broker, also on events; libzmq's own 1000 of the longest would be
-8 GiB. Those behind them wait in the network."""
+"""Messages of one connection that wait unread at the broker, also on events; libzmq's 1000 could be 8 GiB."""
+CONTROL_SEND_HIGH_WATER: Final = 256
+"""Answers that wait for one connection; a client has a few asks open, and repeats what was not answered."""
 REOPEN_SECONDS: Final = 5.0
 """For libzmq to give the events port back when that socket is opened anew; it takes some milliseconds."""
 REOPEN_POLL_SECONDS: Final = 0.01
@@ -347,6 +347,8 @@ class ZmqBroker(_Sockets):
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.RCVHWM, CONTROL_RECEIVE_HIGH_WATER)
+        if channel is Channel.CONTROL:
+            socket.setsockopt(zmq.SNDHWM, CONTROL_SEND_HIGH_WATER)
         if channel is Channel.BULK:
             socket.setsockopt(zmq.RCVHWM, BULK_RECEIVE_HIGH_WATER)
             socket.setsockopt(zmq.SNDHWM, self._bulk_send_high_water)
@@ -425,8 +427,7 @@ class ZmqBroker(_Sockets):
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
         if channel is Channel.EVENTS:  # subscriptions: hints go to everybody
-            num_bytes = sum(len(frame) for frame in frames)
-            self._subscribed_bytes += num_bytes if num_bytes > 1 else 0
+            self._subscribed_bytes += sum(len(frame) for frame in frames if len(frame) > 1)
             return None
         key = "" if self._doors is None else str(frames[0].get("User-Id"))
         if len(frames) < 2 or len(frames) > 3:
