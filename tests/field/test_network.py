@@ -55,6 +55,7 @@ LISTENERS = {
 
 STARTERS = {
     "ops/chaos/compose.py": "asks docker",
+    "ops/chaos/targets.py": "thaws what was frozen, should the one who froze it die",
     "ops/children.py": "everything that `isles up` supervises, with a log of its own",
     "ops/simulate.py": "asks git which commit this is",
     "ops/simulation/exploration.py": "seeds side by side",

@@ -95,6 +95,13 @@ def test_a_learner_cannot_be_named_like_a_path(name: str) -> None:
         unpack(msgpack.packb([tag, fields]))
 
 
+def test_a_contribution_is_of_a_learner_that_has_a_name() -> None:
+    tag, fields = msgpack.unpackb(pack(Offer(contribution=CONTRIBUTION)), strict_map_key=False)
+    fields["contribution"]["id"][0] = ""
+    with pytest.raises(MessageError):
+        unpack(msgpack.packb([tag, fields]))
+
+
 def test_a_digest_is_hexadecimal_and_nothing_else() -> None:
     for digest in ("0" * 63, "g" * 64, "../" + "0" * 61, "A" * 64):
         with pytest.raises(ValueError, match="digest"):
