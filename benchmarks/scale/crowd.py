@@ -37,6 +37,7 @@ class MemberTransport:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: Address) -> None:
         self.sockets: dict[Channel, zmq.Socket[bytes]] = {}
+        self.denial: str | None = None
         self.inbox: deque[Arrival] = deque()
         kinds = ((Channel.CONTROL, zmq.DEALER, address.control), (Channel.BULK, zmq.DEALER, address.bulk))
         for channel, kind, endpoint in (*kinds, (Channel.EVENTS, zmq.SUB, address.events)):

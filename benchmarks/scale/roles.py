@@ -173,7 +173,7 @@ def _compare(learner: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     from isles.workers.parameters import parameters_digest
     from isles.workers.record import connect
 
-    connection = connect(arguments.broker, "operator", "scale")
+    connection = connect(arguments.broker, None, "operator", "scale")
     try:
         status = connection.ask_and_wait(AskStatus(), ANSWER_SECONDS, address=arguments.broker)
     finally:

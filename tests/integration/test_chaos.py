@@ -91,6 +91,7 @@ def test_a_killed_broker_costs_nobody_its_work(small_run: SmallRun) -> None:
     assert small_run.count("us-0", "learner.reset") == small_run.count("eu-0", "learner.reset") == 0
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_after_all_its_processes_were_killed_at_once(small_run: SmallRun) -> None:
     report = disturb(small_run, "kill-all")
     assert {one["child"] for one in report["restarts"]} == {"broker", "outer", "us-0", "eu-0"}
@@ -99,9 +100,9 @@ def test_a_run_goes_on_after_all_its_processes_were_killed_at_once(small_run: Sm
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        ("delay", {"process": "us-0", "seconds": 2.0, "delay_seconds": 0.3}),
+        pytest.param("delay", {"process": "us-0", "seconds": 2.0, "delay_seconds": 0.3}, marks=pytest.mark.soak),
         pytest.param("rate", {"process": "us-0", "seconds": 2.0, "bytes_per_second": 20_000}, marks=pytest.mark.soak),
-        ("blackhole", {"process": "us-0", "seconds": BEYOND_THE_LEASE}),
+        pytest.param("blackhole", {"process": "us-0", "seconds": BEYOND_THE_LEASE}, marks=pytest.mark.soak),
         pytest.param("refuse", {"process": "us-0", "seconds": 2.0}, marks=pytest.mark.soak),
         pytest.param("reset", {"process": "us-0"}, marks=pytest.mark.soak),
         ("cut", {"region": "eu", "seconds": BEYOND_THE_LEASE}),
@@ -114,7 +115,7 @@ def test_a_bad_network_costs_time_and_nothing_else(small_run: SmallRun, kind: st
 
 
 def test_a_broker_without_room_lets_everybody_wait_and_loses_nothing(small_run: SmallRun) -> None:
-    disturb(small_run, "disk-full", seconds=4.0)
+    disturb(small_run, "disk-full", seconds=8.0)
     refused = [one.get("code") for one in small_run.events("broker") if one["event"] == "message.refused"]
     assert "retry-after" in refused
 
