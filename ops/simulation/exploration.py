@@ -31,13 +31,18 @@ def explore(seeds: Iterable[int], *, num_jobs: int, missing_rule: str = "") -> I
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Looks for garbage in cycles once a run, not hundreds of times: a run makes few of them, and much that stays."""
+    """Looks for garbage in cycles once a run, not hundreds of times: a run makes few of them, and much that stays.
+
+    What was there before is left out: in the process of a test suite that alone would take as long as the run.
+    """
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
-        gc.enable()
         gc.collect()
+        gc.unfreeze()
+        gc.enable()
 
 
 def _prepare_process() -> None:

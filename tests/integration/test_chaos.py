@@ -66,6 +66,7 @@ def disturb(run: SmallRun, kind: str, *flags: str, **fault: Any) -> dict[str, An
     return report
 
 
+@pytest.mark.soak
 def test_a_killed_worker_comes_back_and_the_other_goes_on(small_run: SmallRun) -> None:
     report = disturb(small_run, "kill", process="us-0")
     (restart,) = report["restarts"]
@@ -74,6 +75,7 @@ def test_a_killed_worker_comes_back_and_the_other_goes_on(small_run: SmallRun) -
     assert report["effects"][0]["tokens_merged"] > 0
 
 
+@pytest.mark.soak
 def test_a_worker_that_was_frozen_beyond_its_lease_expires_and_contributes_again(small_run: SmallRun) -> None:
     report = disturb(small_run, "freeze", process="us-0", seconds=BEYOND_THE_LEASE)
     assert "us-0" in [one["learner"] for one in small_run.events("broker") if one["event"] == "learner.expired"]
@@ -85,6 +87,7 @@ def test_an_outer_that_was_frozen_beyond_its_lease_costs_nothing_but_time(small_
     assert report["restarts"] == []
 
 
+@pytest.mark.soak
 def test_a_killed_broker_costs_nobody_its_work(small_run: SmallRun) -> None:
     report = disturb(small_run, "kill", process="broker")
     assert [one["child"] for one in report["restarts"]] == ["broker"]
@@ -120,6 +123,7 @@ def test_a_broker_without_room_lets_everybody_wait_and_loses_nothing(small_run: 
     assert "retry-after" in refused
 
 
+@pytest.mark.soak
 def test_a_corrupted_payload_does_not_stop_the_run(small_run: SmallRun) -> None:
     report = disturb(small_run, "corrupt")
     assert len(report["damaged_on_purpose"]) == 1

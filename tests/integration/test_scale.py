@@ -26,7 +26,7 @@ def test_a_synthetic_model_goes_through_a_whole_cycle_and_is_what_the_store_says
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_synthetic_learners_keep_their_pace_on_one_broker(tmp_path: Path) -> None:
     result = run("--only", "learners", "--scratch", str(tmp_path))

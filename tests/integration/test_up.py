@@ -178,7 +178,7 @@ def test_two_deterministic_runs_of_one_seed_have_equal_parameters(up: Up, tmp_pa
 # -------------------------------------------------------------------------------------------------- stopped and resumed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_an_interrupted_run_drains_exits_with_130_and_goes_on_later(
     up: Up, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -317,6 +317,7 @@ def test_a_run_keeps_what_was_agreed_and_names_what_would_change_it(up: Up, tmp_
     assert "the flag --seed: run.seed is 1 in the run of" in err
 
 
+@pytest.mark.soak
 def test_a_frozen_outer_is_replaced_and_stands_by_when_it_wakes(up: Up, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = up("--workers=us=2", "--tokens=300000")
