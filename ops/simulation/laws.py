@@ -76,8 +76,8 @@ class Laws:
         self._checkpoints: dict[int, list[int]] = {fragment: [0] for fragment in self.heads}
         self._needs: defaultdict[str, set[tuple[str, int, int]]] = defaultdict(set)
         """Digest -> what it is good for: ("update" or "state", fragment, version)."""
-        self._pending: dict[str, ContributionId] = {}
-        """Digests of the payloads of accepted contributions whose fate is open."""
+        self._pending: dict[ContributionId, str] = {}
+        """Accepted contributions whose fate is open, and the digests of their payloads."""
         self._deltas: dict[ContributionId, Pair] = {}
         """What they had in them the moment they were accepted, whatever their bytes are later."""
         self._current: dict[tuple[str, str], str] = {}
@@ -128,7 +128,7 @@ class Laws:
         assert row is not None, f"{accepted} is accepted and not in the store"
         assert row.id == accepted, f"{accepted} is accepted and not in the store"
         assert ("worker", accepted.learner, accepted.incarnation) not in self._retired, f"{accepted} is of the past"
-        self._pending[row.contribution.blob.digest] = accepted
+        self._pending[accepted] = row.contribution.blob.digest
         self._deltas[accepted] = Pair.decode(self._stored(row.contribution.blob))
 
     def _see_rejected(self, learner: str, fragment: int) -> None:
@@ -136,7 +136,7 @@ class Laws:
         assert row is not None
         assert row.reason == POISON or row.id in self.endangered, f"{row.id} is rejected for nothing: {row.reason}"
         self.rejected.add(row.id)
-        self._pending.pop(row.contribution.blob.digest, None)
+        self._pending.pop(row.id, None)
         self._deltas.pop(row.id, None)
 
     def _see_version(self, fragment: int) -> None:
@@ -182,9 +182,8 @@ class Laws:
         missed = [digest for digest in self.rotted if digest[:12] in reason]
         assert missed, f"{name} gives up, and nothing that it misses has rotted: {reason}"
         for digest in missed:
-            assert digest not in self._pending, (
-                f"{name} gives up instead of rejecting {self._pending[digest]}: {reason}"
-            )
+            pending = self._pending_with(digest)
+            assert not pending, f"{name} gives up instead of rejecting {pending[0]}: {reason}"
 
     # -------------------------------------------------------------------------------------------- what must not be lost
 
@@ -192,18 +191,22 @@ class Laws:
         assert head.update is not None
         for digest in (head.update.digest, *payloads):
             self._needs[digest].add(("update", head.fragment, head.version))
-        for digest in payloads:
-            self._pending.pop(digest, None)
+        assert head.recipe is not None
+        for ingredient in head.recipe.ingredients:
+            self._pending.pop(ingredient.id, None)
+
+    def _pending_with(self, digest: str) -> list[ContributionId]:
+        """Contributions whose fate is open and that have this payload: equal work has equal bytes."""
+        return [one for one, payload in self._pending.items() if payload == digest]
 
     def recent_digests(self) -> list[str]:
         """Of what pends and of what was needed last: of the newest versions, updates, payloads and states."""
-        return [*list(self._needs)[-RECENT_MAX:], *self._pending]
+        return [*list(self._needs)[-RECENT_MAX:], *self._pending.values()]
 
     def note_rot(self, digest: str) -> None:
         """A blob is damaged where it lies."""
         self.rotted.add(digest)
-        if digest in self._pending:
-            self.endangered.add(self._pending[digest])
+        self.endangered.update(self._pending_with(digest))
 
     def _see_checkpoint(self, fragment: int, version: int) -> None:
         info = self._index.version(fragment, version)
@@ -215,7 +218,8 @@ class Laws:
             self._needs[blob.digest].add(("state", fragment, version))
 
     def _see_deleted(self, digest: str) -> None:
-        assert digest not in self._pending, f"the payload of {self._pending[digest]}, which is pending, is deleted"
+        pending = self._pending_with(digest)
+        assert not pending, f"the payload of {pending[0]}, which is pending, is deleted"
         for kind, fragment, version in self._needs.pop(digest, ()):
             newest = max(self._checkpoints[fragment])
             is_covered = version <= newest if kind == "update" else version < newest
