@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.options import Patience
-from isles.ops.reach import DEFAULT_BROKER, find_reach, key_option
+from isles.ops.reach import find_reach, key_option
+from isles.proto.transport.address import DEFAULT_BROKER
 
 if TYPE_CHECKING:
     from isles.ops.doctor_findings import Finding, Place

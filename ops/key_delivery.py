@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final
 
 import click
 
@@ -18,9 +19,6 @@ from isles.ops.key_folder import FOLDER_MODE, KeyFolder
 from isles.proto.errors import ConfigError
 from isles.proto.key_files import client_file, read_client_key, write_client_key
 from isles.proto.keys import KEY_ROLES, ClientKey, KeyRole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 TEXT: Final = """Make what is missing, and copy each key to the folder of its process.
 
@@ -47,10 +45,10 @@ class DeliveryType(click.ParamType[Delivery]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Delivery:
         name, _, rest = value.partition("=")
         role, _, folder = rest.partition(":")
-        known = {one: one for one in get_args(KeyRole)}
-        if role not in known:
+        known = next((one for one in KEY_ROLES if one == role), None)
+        if known is None:
             self.fail(f"{value!r}: write NAME=ROLE or NAME=ROLE:DIR, with a role of {', '.join(KEY_ROLES)}", param, ctx)
-        return Delivery(name, known[role], Path(folder) if folder else None)
+        return Delivery(name, known, Path(folder) if folder else None)
 
 
 def build(folder_option: click.Option) -> click.Command:

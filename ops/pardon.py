@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from isles.ops.options import Patience
-from isles.ops.reach import DEFAULT_BROKER, find_reach, key_option
+from isles.ops.reach import find_reach, key_option
 from isles.proto.errors import UsageError
+from isles.proto.transport.address import DEFAULT_BROKER
 
 
 def build(name: str) -> click.Command:

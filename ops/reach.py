@@ -14,12 +14,12 @@ import click
 
 from isles.proto.config import variable_name
 from isles.proto.errors import UsageError
+from isles.proto.transport.address import DEFAULT_BROKER
 
 if TYPE_CHECKING:
     from isles.proto.connection import Connection
     from isles.proto.transport.zmq_transport import ZmqClient
 
-DEFAULT_BROKER: Final = "tcp://127.0.0.1:7700"
 OPERATOR_NAME: Final = "operator"
 """Of the key in a run folder that commands use."""
 KEY_VARIABLE: Final = variable_name("operator.key")
@@ -38,13 +38,13 @@ class Reach:
 
         return dial(self.address, self.key)
 
-    def connect(self, name: str = "") -> Connection:
+    def connect(self, name: str = OPERATOR_NAME) -> Connection:
         """A connection of an operator; nothing is said yet. Raises as `dial`."""
         from isles.ops.watch import operator_hello
         from isles.proto.clock import SystemClock
         from isles.proto.connection import Connection
 
-        return Connection(operator_hello(name) if name else operator_hello(), self.dial(), SystemClock())
+        return Connection(operator_hello(name), self.dial(), SystemClock())
 
     @property
     def flags(self) -> list[str]:
@@ -67,7 +67,10 @@ def key_option(text: str = "Key file of an operator, as `isles keys new` wrote i
 
 def key_in(run_dir: Path) -> Path | None:
     """The operator's key of a run folder; None if its run has no keys."""
-    path = run_dir / "keys" / f"{OPERATOR_NAME}.key"
+    from isles.ops.run_folder import RunFolder
+    from isles.proto.key_files import client_file
+
+    path = client_file(RunFolder(run_dir).keys, OPERATOR_NAME)
     return path if path.exists() else None
 
 

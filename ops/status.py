@@ -11,8 +11,9 @@ import click
 
 from isles.ops.concerns import concern_lines
 from isles.ops.options import Patience
-from isles.ops.reach import DEFAULT_BROKER, find_reach, key_option
+from isles.ops.reach import find_reach, key_option
 from isles.ops.wording import amount, bytes_text, counted, percent, rate, seconds_text
+from isles.proto.transport.address import DEFAULT_BROKER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,7 +15,7 @@ from isles.proto.agreement import NotNegative, Positive, Share
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import LEARNERS_MAX
 from isles.proto.timeouts import faults, times_of
-from isles.proto.transport.address import BrokerAddress
+from isles.proto.transport.address import DEFAULT_BROKER, BrokerAddress
 
 FACTOR_MIN: Final = 2.0
 """Of norms: of two votes, one is at most twice their median, so that nobody is judged by himself alone."""
@@ -30,7 +30,7 @@ class OuterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     broker: BrokerAddress = Field(
-        default="tcp://127.0.0.1:7700",
+        default=DEFAULT_BROKER,
         description="address of the broker: tcp://HOST:PORT, which stands for three ports",
     )
     key: Path | None = Field(

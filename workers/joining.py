@@ -27,15 +27,10 @@ from isles.workers.courier import LOST_SECONDS
 from isles.workers.description import ModelTensors
 from isles.workers.flat import FlatModel
 from isles.workers.parameters import PARAMETERS_CODEC, parameters_digest
+from isles.workers.record import LEAVE_SECONDS, SLICE_SECONDS
 
 LOOK_AGAIN_SECONDS: Final = 2.0
 """Wait between two looks at a run that nobody has started yet, should the hint about it be lost."""
-
-LEAVE_SECONDS: Final = 2.0
-"""For the answer to a LEAVE; without it the broker waits for this learner until its lease has run out."""
-
-SLICE_SECONDS: Final = 0.2
-"""Longest wait without a look at whether to stop."""
 
 FIRST_VERSION_TRIES_MAX: Final = 3
 """How often INIT is tried when the broker answers it with an error, before its text is passed on."""

@@ -31,15 +31,16 @@ from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
 from isles.proto.messages import SHARDS_MAX, Hello, Progress
 from isles.proto.policy import policy
+from isles.proto.transport.address import DEFAULT_BROKER
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, origin_of, read_checkpoint
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
-from isles.workers.joining import SLICE_SECONDS, Joined, Joiner, NewRun, check_learner_times, with_origin
+from isles.workers.joining import Joined, Joiner, NewRun, check_learner_times, with_origin
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
-from isles.workers.record import new_incarnation
+from isles.workers.record import SLICE_SECONDS, new_incarnation
 from isles.workers.session import Session
 
 GOODBYE_SECONDS: Final = 2.0
@@ -72,7 +73,7 @@ class Learner:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        broker: str = "tcp://127.0.0.1:7700",
+        broker: str = DEFAULT_BROKER,
         key: Path | None = None,
         learner: str,
         rejoin: str = "",
@@ -402,8 +403,7 @@ class Learner:
         self.tokens += tokens
         self._tokens_now += tokens
         self._steps_now += 1
-        first = self._steps_now == 1
-        self._step_seconds += (1.0 if first else STEP_SECONDS_SHARE) * (seconds - self._step_seconds)
+        self._step_seconds += (1.0 if self._steps_now == 1 else STEP_SECONDS_SHARE) * (seconds - self._step_seconds)
 
     def _report(self) -> Progress:
         """Counters since this incarnation began; called by the courier thread."""

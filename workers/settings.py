@@ -14,11 +14,10 @@ from isles.proto.agreement import NotNegative, Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import SHARDS_MAX
 from isles.proto.timeouts import faults, times_of
-from isles.proto.transport.address import BrokerAddress
+from isles.proto.transport.address import DEFAULT_BROKER, BrokerAddress
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
-BROKER_ADDRESS: Final = "tcp://127.0.0.1:7700"
 THREADS_MAX: Final = 1024
 """More cores than any one machine gives to one process."""
 
@@ -31,7 +30,7 @@ class _ClientSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     broker: BrokerAddress = Field(
-        default=BROKER_ADDRESS, description="address of the broker: tcp://HOST:PORT, which stands for three ports"
+        default=DEFAULT_BROKER, description="address of the broker: tcp://HOST:PORT, which stands for three ports"
     )
     key: Path | None = Field(
         default=None, description="key file of this process, made by `isles keys`; a broker without keys wants none"

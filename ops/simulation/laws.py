@@ -160,7 +160,7 @@ class Laws:
         self.num_versions[fragment] = head.version
         self.num_versions_all += 1
         self.heads[fragment] = made
-        self._note_needs(head, [ingredient.digest for ingredient in head.recipe.ingredients])
+        self._note_needs(head)
 
     # ---------------------------------------------------------------------------------------------------- incarnations
 
@@ -187,12 +187,13 @@ class Laws:
 
     # -------------------------------------------------------------------------------------------- what must not be lost
 
-    def _note_needs(self, head: VersionInfo, payloads: list[str]) -> None:
+    def _note_needs(self, head: VersionInfo) -> None:
         assert head.update is not None
-        for digest in (head.update.digest, *payloads):
-            self._needs[digest].add(("update", head.fragment, head.version))
         assert head.recipe is not None
+        need = ("update", head.fragment, head.version)
+        self._needs[head.update.digest].add(need)
         for ingredient in head.recipe.ingredients:
+            self._needs[ingredient.digest].add(need)
             self._pending.pop(ingredient.id, None)
 
     def _pending_with(self, digest: str) -> list[ContributionId]:

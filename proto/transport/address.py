@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PATTERN: Final = re.compile(r"^tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<ports>\d+(?:,\d+,\d+)?)$")
 PORT_MAX: Final = 65_535
+DEFAULT_BROKER: Final = "tcp://127.0.0.1:7700"
+"""Where a broker listens, and everybody looks for one, unless told otherwise."""
 
 
 @dataclass(frozen=True)
