@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import random
 import resource
 import statistics
@@ -33,6 +31,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`: nothing of it is installed
+
+from benchmarks.measure.host import announce
 from isles.ops.chaos.plan import Fault, Kind, Plan, RandomPlan, draw
 from isles.ops.children import isles_command
 from isles.proto.config import toml_value
@@ -171,11 +172,10 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         calm = train(folder / "calm", Plan(), tokens, arguments)
         disturbed = train(folder / "disturbed", plan, tokens, arguments)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    print(f"{platform.platform()}, {os.cpu_count()} cores, commit {commit.stdout.strip() or 'unknown'}")
+    announce()
     faults = [one for one in disturbed["report"]["faults"] if not one["failure"]]
     kinds = {kind: sum(one["kind"] == kind for one in faults) for kind in sorted({one["kind"] for one in faults})}
-    print(f"{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}: {tokens} tokens, {len(faults)} faults: {kinds}")
+    print(f"{tokens} tokens, {len(faults)} faults: {kinds}")
     rows = judge(calm, disturbed)
     for name, value, bar, is_reached in rows:
         print(f"{name:<24}{value:<46}{bar:<20}{'' if is_reached else 'MISSED'}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`: nothing of it is installed
+
+from benchmarks.measure.host import announce
 from isles.ops.children import ChildProcess, child_environment, isles_command
 from isles.ops.run_folder import choose_address
 
@@ -182,11 +184,6 @@ def compare_speeds(arguments: argparse.Namespace, scratch: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def commit() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the initial parameters and the order of the data")
@@ -210,8 +207,7 @@ def main() -> int:
     if arguments.measure:
         measure(arguments)
         return 0
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, commit {commit()}")
-    print(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    announce()
     is_reached = True
     with tempfile.TemporaryDirectory(prefix="isles-learning-") as scratch:
         if arguments.only != "speed":

@@ -9,13 +9,15 @@ load on the machine matters little. A bare interpreter is measured beside it, in
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`: nothing of it is installed
+
+from benchmarks.measure.host import announce
 
 ISLES = str(Path(sys.executable).with_name("isles"))
 COMMANDS = {
@@ -37,11 +39,6 @@ def cpu_seconds(command: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def commit() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20, help="times that each command is started")
@@ -54,7 +51,7 @@ def main() -> int:
     for _ in range(runs):
         for name, command in COMMANDS.items():
             seconds[name].append(cpu_seconds(command))
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, commit {commit()}")
+    announce()
     print(f"{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}: CPU seconds of {runs} runs")
     print(f"{'command':<24}{'median':>8}{'min':>8}{'max':>8}")
     for name, values in seconds.items():

@@ -14,26 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `benchmarks.scale`: nothing of it is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `benchmarks`: nothing of it is installed
 
-
-def commit() -> str:
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
-    return result.stdout.strip() or "unknown"
+from benchmarks.measure.host import announce
 
 
 def parse() -> argparse.Namespace:
@@ -74,8 +62,7 @@ def main() -> int:
         roles = {"initialise": initialise, "learner": follow, "contributors": lambda given: Contributors(given).run()}
         print(json.dumps(roles[arguments.role](arguments)))
         return 0
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, commit {commit()}")
-    print(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    announce()
     is_reached = True
     if arguments.scratch is not None:
         arguments.scratch.mkdir(parents=True, exist_ok=True)
