@@ -249,11 +249,16 @@ class Supervisor:
         for learner in sorted(live - self._live):
             self._view.note(now, f"{learner} joined")
         for learner in sorted(self._live - live):
-            self._view.note(now, f"{learner} is gone")
+            self._view.note(now, f"{learner} {self._parting(learner)}")
         self._live = live
         for report in self._watch.reports[self._num_reports :] if self._num_reports is not None else ():
             self._view.note(now, f"{report.name.replace('_', ' ')} {report.value:.4f}")
         self._num_reports = len(self._watch.reports)
+
+    def _parting(self, learner: str) -> str:
+        """What became of a learner that is not live any more: it may just have nothing left to do."""
+        child = self._supervision.children.get(learner)
+        return "has finished" if child is not None and child.is_done else "is gone"
 
     def _is_live(self, learner: LearnerInfo) -> bool:
         """A lease may be of an earlier start of the run: who has not been heard since this one has not joined yet."""

@@ -85,6 +85,13 @@ def test_the_lease_of_an_earlier_start_is_no_join(house: House) -> None:
     assert house.sees(seen_at=104.0, is_live=False) == ["us-0 is gone"]
 
 
+def test_a_worker_that_ended_by_itself_has_finished(house: House) -> None:
+    house.clock.advance(5.0)
+    assert house.sees(seen_at=104.0) == ["us-0 joined"]
+    house.supervisor._supervision.children["us-0"].is_done = True
+    assert house.sees(seen_at=104.0, is_live=False) == ["us-0 has finished"]
+
+
 def test_a_worker_that_somebody_else_started_is_told_of_too(house: House) -> None:
     house.clock.advance(1.0)
     assert house.sees(seen_at=99.0, learner="guest") == []
