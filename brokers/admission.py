@@ -37,6 +37,8 @@ from isles.proto.messages import (
 
 PROTOCOL_MIN: Final = (PROTOCOL_MAJOR, 0)
 PROTOCOL_MAX: Final = (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+STARTS_COUNTER: Final = "starts"
+"""Of each key name: incarnations that the index remembers."""
 
 
 def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Instruction]:
@@ -55,14 +57,17 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
         text = f"incarnation {hello.incarnation[:8]} was replaced by a newer one"
         refused = log("warning", "client.refused", role=hello.role, id=hello.id, code="fenced", text=text)
         return [*reply(arrival, Fenced()), refused]
+    if error := _starts_error(state, hello, key_name):
+        refused = log("warning", "client.refused", role=hello.role, id=hello.id, code=error.code, text=error.text)
+        return [*reply(arrival, error), refused]
     opened = state.sessions.open(hello, arrival.connection, state.now, key_name=key_name, public=arrival.key)
     if opened is None:
         text = f"{state.settings.sessions_max} sessions are open (sessions_max)"
         if key_name:
             text += f", or {state.settings.sessions_per_key_max} of the key {key_name} (sessions_per_key_max)"
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
-    if hello.role != "operator":
-        retained.make_current(state.index, hello.role, hello.id, hello.incarnation)
+    if hello.role != "operator" and retained.make_current(state.index, hello.role, hello.id, hello.incarnation):
+        state.index.add_to_counter(f"{STARTS_COUNTER}/{key_name}", 1)
     if hello.role == "outer":
         state.leases.release_older(hello.id, hello.incarnation)
     session, is_new = opened
@@ -83,6 +88,21 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     # Whoever waits for a run to begin says HELLO every few seconds.
     joined = [joined_log(session)] if is_new else []
     return [*abandoned, *reply(arrival, _welcome(state, session, hello)), *joined]
+
+
+def _starts_error(state: State, hello: Hello, key_name: str) -> Error | None:
+    """Why no new incarnation is let in: each leaves entries in the index that are never deleted."""
+    num_max = state.settings.starts_per_key_max
+    if hello.role == "operator" or state.index.counter(f"{STARTS_COUNTER}/{key_name}") < num_max:
+        return None
+    if state.index.current_incarnation(hello.role, hello.id) == hello.incarnation:
+        return None
+    whose = f"the key {key_name}" if key_name else "all processes together"
+    text = (
+        f"{whose} had {num_max} starts of processes in this run (broker.starts_per_key_max), and each is remembered "
+        "for ever: find out what starts again and again, or raise that limit"
+    )
+    return Error(code="denied", text=text)
 
 
 def _take_stranger(state: State, hello: Hello) -> tuple[Error, list[Log]]:

@@ -75,16 +75,20 @@ def take_upload(state: State, session: Session, arrival: MessageArrived, message
     upload = state.uploads.find(session.owner, blob, is_contribution=False)
     if upload is not None:
         return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
-    if session.key_name and _unused_bytes(state, session.key_name) + blob.size_bytes > (
-        state.settings.unused_bytes_per_key_max
-    ):
-        text = f"nothing refers to what the key {session.key_name} has stored (unused_bytes_per_key_max)"
+    if session.key_name and (limit := _unused_limit(state, session.key_name, blob.size_bytes)):
+        text = f"nothing refers to what the key {session.key_name} has stored ({limit})"
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
     return _open_upload(state, session, arrival, message)
 
 
-def _unused_bytes(state: State, key_name: str) -> int:
-    return sum(size for name, size in state.uploaded_by.values() if name == key_name)
+def _unused_limit(state: State, key_name: str, num_bytes: int) -> str:
+    """The limit that one more unused blob would be over, those that are being sent included; empty if there is none."""
+    num_open, bytes_open = state.uploads.unused_of_key(key_name)
+    if state.unused.num(key_name) + num_open >= state.settings.unused_blobs_per_key_max:
+        return "unused_blobs_per_key_max"
+    if state.unused.num_bytes(key_name) + bytes_open + num_bytes > state.settings.unused_bytes_per_key_max:
+        return "unused_bytes_per_key_max"
+    return ""
 
 
 def _open_upload(state: State, session: Session, arrival: MessageArrived, message: Offer | Upload) -> list[Instruction]:
@@ -136,7 +140,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
         return []
     if contribution is None:
         if upload.owner.key_name:
-            state.uploaded_by[blob.digest] = upload.owner.key_name, blob.size_bytes
+            state.unused.put(blob.digest, upload.owner.key_name, blob.size_bytes)
         state.index.put_blob(blob, state.unix)
         state.unused_since[blob.digest] = state.now
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))

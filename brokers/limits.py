@@ -86,6 +86,21 @@ class RoutingSettings(BaseModel):
         default=64 << 30,
         description="stored bytes to which nothing refers yet, such as those of a first version, of keys of one name",
     )
+    unused_blobs_per_key_max: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=16_384,
+        description="stored payloads to which nothing refers yet, of keys of one name: each costs memory and a file, "
+        "however short it is",
+    )
+    figures_bytes_per_key_max: Bytes = Field(
+        default=256 << 20,
+        description="figures, such as losses, that keys of one name may report in a run, in bytes; they are kept for "
+        "ever",
+    )
+    starts_per_key_max: Annotated[int, Field(ge=1, le=1 << 40)] = Field(
+        default=1_000_000,
+        description="starts of processes with keys of one name that a run remembers: each of them retires the one "
+        "before it for ever",
+    )
     offers_per_minute_max: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         default=30_000, description="contributions that one learner with a key may offer in a minute"
     )

@@ -6,6 +6,7 @@ A share of the memory for payloads is every key name's own: one that takes all o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,6 +73,46 @@ class DiskQueue:
         if not sizes:
             del self._waiting[transfer]
         return key_name
+
+
+@dataclass
+class UnusedBlobs:
+    """Stored blobs to which nothing refers yet, each with the name of the key that sent it."""
+
+    _of: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Digest -> key name and size in bytes."""
+    _num: dict[str, int] = field(default_factory=dict)
+    _bytes: dict[str, int] = field(default_factory=dict)
+
+    def put(self, digest: str, key_name: str, num_bytes: int) -> None:
+        """A blob was stored."""
+        self._drop(digest)
+        self._of[digest] = key_name, num_bytes
+        self._num[key_name] = self.num(key_name) + 1
+        self._bytes[key_name] = self.num_bytes(key_name) + num_bytes
+
+    def keep(self, digests: Container[str]) -> None:
+        """All others are gone, or something refers to them."""
+        for digest in [digest for digest in self._of if digest not in digests]:
+            self._drop(digest)
+
+    def num(self, key_name: str) -> int:
+        """How many there are of this name."""
+        return self._num.get(key_name, 0)
+
+    def num_bytes(self, key_name: str) -> int:
+        """How many bytes those have."""
+        return self._bytes.get(key_name, 0)
+
+    def _drop(self, digest: str) -> None:
+        found = self._of.pop(digest, None)
+        if found is None:
+            return
+        key_name, num_bytes = found
+        self._num[key_name] -= 1
+        self._bytes[key_name] -= num_bytes
+        if not self._num[key_name]:
+            del self._num[key_name], self._bytes[key_name]
 
 
 @dataclass

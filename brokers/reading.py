@@ -22,6 +22,7 @@ from isles.proto.messages import (
     AskStatus,
     AskVersion,
     Done,
+    Error,
     Heads,
     History,
     Report,
@@ -30,6 +31,9 @@ from isles.proto.messages import (
 
 HISTORY_BYTES_MAX: Final = HEADER_BYTES_MAX // 4
 """Of the versions in one HISTORY: a few answers more cost little, and one of these keeps a broker busy long enough."""
+
+FIGURES_COUNTER: Final = "figures_bytes"
+"""Of each key name: bytes of figures in the index."""
 
 
 def take_ask_version(state: State, session: Session, arrival: MessageArrived, message: AskVersion) -> list[Instruction]:
@@ -54,6 +58,13 @@ def take_ask_history(state: State, _: Session, arrival: MessageArrived, message:
 
 def take_report(state: State, session: Session, arrival: MessageArrived, message: Report) -> list[Instruction]:
     """REPORT: stores a figure and tells everybody."""
+    counter = f"{FIGURES_COUNTER}/{session.key_name}"
+    if state.index.counter(counter) >= state.settings.figures_bytes_per_key_max:
+        text = (
+            f"{_whose(session)} has reported {state.settings.figures_bytes_per_key_max} bytes of figures "
+            "(broker.figures_bytes_per_key_max), and they are kept for ever: raise that limit, or evaluate less often"
+        )
+        return respond(arrival, Error(code="too-large", text=text))
     info = ReportInfo(
         seq=0,
         name=message.name,
@@ -63,9 +74,13 @@ def take_report(state: State, session: Session, arrival: MessageArrived, message
         reporter=session.id,
         unix=state.unix,
     )
-    state.index.put_report(info)
+    state.index.add_to_counter(counter, state.index.put_report(info))
     said = log("info", "figure.reported", reporter=session.id, name=message.name, value=message.value)
     return [*reply(arrival, Done()), state.hint("report"), said]
+
+
+def _whose(session: Session) -> str:
+    return f"the key {session.key_name}" if session.key_name else "everybody together"
 
 
 def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -> list[Instruction]:

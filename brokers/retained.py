@@ -70,10 +70,12 @@ def is_retired(index: Index, role: str, name: str, incarnation: str) -> bool:
     return index.is_retired(role, name, incarnation)
 
 
-def make_current(index: Index, role: str, name: str, incarnation: str) -> None:
-    """From now on every other incarnation of this process is refused."""
-    if index.current_incarnation(role, name) != incarnation:
-        index.put_current_incarnation(role, name, incarnation)
+def make_current(index: Index, role: str, name: str, incarnation: str) -> bool:
+    """From now on every other incarnation of this process is refused; whether it was not current before."""
+    if index.current_incarnation(role, name) == incarnation:
+        return False
+    index.put_current_incarnation(role, name, incarnation)
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------- run

@@ -262,7 +262,7 @@ class Router:
         unused = state.index.unused_blobs()
         since = {blob.digest: state.unused_since.get(blob.digest, state.started_at) for blob, _ in unused}
         state.unused_since = since
-        state.uploaded_by = {digest: one for digest, one in state.uploaded_by.items() if digest in since}
+        state.unused.keep(since)
         overdue = state.now - state.settings.unused_blob_seconds
         doomed = [
             blob

@@ -12,7 +12,7 @@ from isles.brokers.downloads import Downloads
 from isles.brokers.leases import Leases
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.membership import Membership
-from isles.brokers.quotas import Flight, OfferRates
+from isles.brokers.quotas import Flight, OfferRates, UnusedBlobs
 from isles.brokers.sessions import Sessions
 from isles.brokers.store.index import DamagedEntryError, Index
 from isles.brokers.uploads import Uploads
@@ -60,8 +60,8 @@ class State:
     unused_since: dict[str, float] = field(default_factory=dict)
     """Digests of blobs to which nothing refers yet, and since when: by a clock that nobody sets. What an earlier
     process stored counts from the start of this one."""
-    uploaded_by: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Digests of such blobs, with the name of the key that sent them and their sizes in bytes."""
+    unused: UnusedBlobs = field(default_factory=UnusedBlobs)
+    """The same blobs by the keys that sent them to this process."""
     doors: Doors = field(default_factory=Doors)
     version: str = ""
     """Of this broker's isles."""

@@ -10,6 +10,7 @@ from isles.brokers.store.index import Index
 from isles.proto.agreement import RunRecord
 from isles.proto.messages import (
     COUNT_MAX,
+    HEADER_BYTES_MAX,
     LearnerInfo,
     LeaseInfo,
     Limits,
@@ -22,6 +23,8 @@ from isles.proto.messages import (
 
 REPORTS_MAX: Final = 4096
 """Reports in one answer, as the message permits; the asker goes on after the last one."""
+REPORTS_BYTES_MAX: Final = HEADER_BYTES_MAX // 4
+"""Of those, so that the answer fits a header whatever was reported."""
 BYTES_DOWN_COUNTER: Final = "bytes_down"
 
 
@@ -62,7 +65,7 @@ def make_status(
         fragments=tuple(heads),
         num_pending=index.num_pending(),
         leases=leases,
-        reports=tuple(index.reports(reports_after, REPORTS_MAX)),
+        reports=tuple(index.reports(reports_after, REPORTS_MAX, REPORTS_BYTES_MAX)),
         totals=totals,
         warnings=warnings,
         unix=max(0.0, unix),

@@ -122,6 +122,15 @@ class Uploads:
     def _num_of_key(self, key_name: str) -> int:
         return sum(upload.owner.key_name == key_name for upload in self._open.values())
 
+    def unused_of_key(self, key_name: str) -> tuple[int, int]:
+        """Uploads of this name that are no contributions, and their announced bytes: nothing refers to them yet."""
+        sizes = [
+            upload.blob.size_bytes
+            for upload in self._open.values()
+            if upload.owner.key_name == key_name and upload.contribution is None
+        ]
+        return len(sizes), sum(sizes)
+
     def _later(self, reason: str) -> RetryAfter:
         return RetryAfter(seconds=self.settings.retry_seconds, reason=reason)
 

@@ -242,6 +242,7 @@ class Index(Protocol):
     # reports
 
     def put_report(self, report: ReportInfo) -> int:
-        """Stores it and returns its sequence number."""
+        """Stores it with the next sequence number; returns the bytes that it takes."""
 
-    def reports(self, after: int, num_max: int) -> list[ReportInfo]: ...
+    def reports(self, after: int, num_max: int, bytes_max: int) -> list[ReportInfo]:
+        """Those after one, in order: as many as take `bytes_max`, at least one."""

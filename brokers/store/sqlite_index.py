@@ -88,6 +88,16 @@ class SqliteIndex:
     def _all(self, sql: str, *arguments: Any) -> list[Any]:
         return self._db.execute(sql, arguments).fetchall()
 
+    def _that_fit(self, bytes_max: int, sql: str, *arguments: Any) -> list[Any]:
+        """The first rows, as many as have that many bytes in their blobs, but at least one."""
+        rows: list[Any] = []
+        for found in self._db.execute(sql, arguments):
+            bytes_max -= sum(len(value) for value in found if isinstance(value, bytes))
+            if rows and bytes_max < 0:
+                break
+            rows.append(found)
+        return rows
+
     def _do(self, sql: str, *arguments: Any) -> None:
         self._transactions.begin()
         self._db.execute(sql, arguments)
@@ -158,26 +168,15 @@ class SqliteIndex:
         return [self._row(found) for found in self._all(sql, fragment)]
 
     def put_row(self, row: StoredRow) -> None:
-        self._do(
-            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)",
-            row.id.learner,
-            row.id.fragment,
-            encode(row.contribution),
-            row.state,
-            row.settled_in,
-            row.reason,
-        )
+        values = row.id.learner, row.id.fragment, encode(row.contribution), row.state, row.settled_in, row.reason
+        self._do("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", *values)
 
     def num_pending(self) -> dict[int, int]:
         return dict(self._all("SELECT fragment, COUNT(*) FROM rows WHERE state = 'pending' GROUP BY fragment"))
 
     def add_accepted(self, learner: str, fragment: int, tokens: int) -> None:
-        self._do(
-            "INSERT INTO accepted VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens",
-            learner,
-            fragment,
-            tokens,
-        )
+        sql = "INSERT INTO accepted VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"
+        self._do(sql, learner, fragment, tokens)
 
     def tokens_accepted(self) -> dict[str, int]:
         return dict(self._all("SELECT learner, MAX(tokens) FROM accepted GROUP BY learner"))
@@ -228,13 +227,8 @@ class SqliteIndex:
             "SELECT info, is_retained, fragment, version, ingredients FROM versions WHERE fragment = ? "
             "AND version >= ? ORDER BY version LIMIT ?"
         )
-        infos: list[VersionInfo] = []
-        for found in self._db.execute(sql, (fragment, first, num_max)):
-            bytes_max -= len(found[0]) + len(found[4])
-            if infos and bytes_max < 0:
-                break
-            infos.append(self._version(found, found[4]))
-        return infos
+        rows = self._that_fit(bytes_max, sql, fragment, first, num_max)
+        return [self._version(found, found[4]) for found in rows]
 
     def updates(self, fragment: int, first: int, last: int) -> list[BlobRef]:
         sql = (
@@ -442,9 +436,11 @@ class SqliteIndex:
 
     def put_report(self, report: ReportInfo) -> int:
         seq = int(self._one("SELECT COALESCE(MAX(seq), 0) + 1 FROM reports")[0])
-        self._do("INSERT INTO reports VALUES (?, ?)", seq, encode(report.model_copy(update={"seq": seq})))
-        return seq
+        packed = encode(report.model_copy(update={"seq": seq}))
+        self._do("INSERT INTO reports VALUES (?, ?)", seq, packed)
+        return len(packed)
 
-    def reports(self, after: int, num_max: int) -> list[ReportInfo]:
+    def reports(self, after: int, num_max: int, bytes_max: int) -> list[ReportInfo]:
         sql = "SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
-        return [decode(ReportInfo, found[0], f"figure {found[1]}") for found in self._all(sql, after, num_max)]
+        rows = self._that_fit(bytes_max, sql, after, num_max)
+        return [decode(ReportInfo, found[0], f"figure {found[1]}") for found in rows]

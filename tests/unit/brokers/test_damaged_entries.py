@@ -77,7 +77,7 @@ def test_a_damaged_figure_is_named(stage: Stage) -> None:
     onlooker.ask(Report(name="validation_loss", value=1.0, versions={0: 0}))
     stage.index._do("UPDATE reports SET info = x'c1'")
     with pytest.raises(DamagedEntryError, match="entry of figure 1 "):
-        stage.index.reports(0, 9)
+        stage.index.reports(0, 9, 999)
 
 
 def test_entries_beside_a_damaged_one_are_still_given(index: SqliteIndex, outer: Member) -> None:

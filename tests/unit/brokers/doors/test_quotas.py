@@ -348,6 +348,23 @@ def test_stored_bytes_that_nothing_refers_to_are_bounded(stage: Stage, come: Cal
     assert isinstance(worker.ask(Upload(blob=blob_of(b"b" * 200))), Grant), "once they are gone there is room again"
 
 
+def test_stored_blobs_that_nothing_refers_to_are_counted_however_short_they_are(
+    stage: Stage, come: Callable[..., Member]
+) -> None:
+    limited(stage, unused_blobs_per_key_max=3)
+    worker = come("s", name="a")
+    for text in (b"a", b"b"):
+        assert isinstance(worker.send(Upload(blob=blob_of(text)), text), Stored)
+    assert isinstance(worker.ask(Upload(blob=blob_of(b"c"))), Grant)
+    assert "unused_blobs_per_key_max" in later(worker.ask(Upload(blob=blob_of(b"d")))), "one is under way"
+    assert isinstance(worker.send(Upload(blob=blob_of(b"a")), b"a"), Stored), "what is there costs nothing more"
+    assert isinstance(come("u", name="c").ask(Upload(blob=blob_of(b"d"))), Grant)
+    stage.advance(stage.settings.unused_blob_seconds + 1)
+    stage.advance(stage.settings.flush_seconds)
+    worker.join()
+    assert isinstance(worker.ask(Upload(blob=blob_of(b"d"))), Grant), "once they are gone there is room again"
+
+
 def test_no_contribution_is_longer_than_its_fragment_can_make_it(
     stage: Stage, worker: Member, contribute: Callable[..., Contribution]
 ) -> None:
