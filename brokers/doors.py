@@ -143,7 +143,8 @@ def _own_name(hello: Hello, key_name: str, learners: Membership, learners_per_ke
     if holder.rejoin_sha256 and not hmac.compare_digest(hash_token(hello.rejoin), holder.rejoin_sha256):
         text = (
             f"the id {hello.id} was given to another worker with the key {key_name}, and is only taken again with its "
-            "rejoin token, which lies in the checkpoint folder of that worker: choose another id, or none"
+            "rejoin token, which lies in the checkpoint folder of that worker: give this one another id, or, if its id "
+            "was given, an empty checkpoint folder"
         )
         return Error(code="denied", text=text)
     return Named(hello, rejoin_sha256=holder.rejoin_sha256)

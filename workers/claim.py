@@ -5,7 +5,9 @@ held by two processes, since the later one would fence the earlier. Without a gi
 `host`, `host-2`, `host-3` and so on is taken, so workers started by hand on one machine find theirs again.
 
 A worker that has a key and no name is given one by its broker. It keeps it, with the token that takes it again, in the
-first free slot of its checkpoint folder: workers that share a folder and a key find one identity each.
+first free slot of its checkpoint folder: workers that share a folder and a key find one identity each. Before it asks,
+it keeps there as whom it asks, and it confirms an answer only when that is kept. So wherever it is killed, its next
+start asks as the same one and is given the same name.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import os
 import re
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from isles.proto.errors import UsageError
 from isles.proto.ids import Name, Token, is_name
@@ -40,8 +42,16 @@ IDENTITY_NAME: Final = "identity.json"
 IDENTITY_BYTES_MAX: Final = 1024
 """A name and a token take under 200."""
 
+INCARNATION_BYTES: Final = 8
+"""Random bytes of an incarnation: two starts of one process never draw the same."""
+
 NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """A shared folder without locks: better a worker without this protection than none."""
+
+
+def new_incarnation() -> str:
+    """Names one start of one process."""
+    return secrets.token_hex(INCARNATION_BYTES)
 
 
 class Claim:
@@ -89,31 +99,45 @@ def claim_learner(name: str, checkpoint_dir: Path | None, *, host: str) -> Claim
     )
 
 
-class Identity(BaseModel):
-    """What a broker gave to a worker without a name."""
-
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Identity(_Part):
+    """What a broker gave to a worker without a name."""
 
     id: Name
     rejoin: Token
     """Without it the broker gives the id to nobody."""
 
 
-def claim_given(checkpoint_dir: Path | None, ask: Callable[[], Identity]) -> Claim:
+class Asked(_Part):
+    """A worker that has asked for an identity, and perhaps was given one that it did not keep."""
+
+    asked: Token
+    """As which incarnation: whoever asks as it again is given the same."""
+
+
+Ask = Callable[[str], AbstractContextManager[Identity]]
+"""Asks a broker as an incarnation; the identity that was given is confirmed when the context is left."""
+_Kept = TypeVar("_Kept", Identity, Asked)
+
+
+def claim_given(checkpoint_dir: Path | None, ask: Ask) -> Claim:
     """Holds what a broker gave: out of the first free slot of the folder, or, if there is none in it, by asking.
 
     Raises UsageError if the folder or what is in the slot cannot be used, and what `ask` raises.
     """
     if checkpoint_dir is None:
-        identity = ask()
-        return Claim(identity.id, rejoin=identity.rejoin)
+        with ask(new_incarnation()) as identity:
+            return Claim(identity.id, rejoin=identity.rejoin)
     for number in range(1, CLAIMS_MAX):
         claim = _try_claim("", checkpoint_dir / f"{SLOT_PREFIX}{number}")
         if claim is None:
             continue
         try:
             assert claim.folder is not None
-            identity = _read_identity(claim.folder) or _keep(ask(), claim.folder)
+            identity = _take_identity(claim.folder, ask)
         except BaseException:
             claim.close()
             raise
@@ -122,11 +146,21 @@ def claim_given(checkpoint_dir: Path | None, ask: Callable[[], Identity]) -> Cla
     raise UsageError(f"{CLAIMS_MAX - 1} workers share the checkpoint folder {checkpoint_dir}: give this one another")
 
 
-def _read_identity(folder: Path) -> Identity | None:
+def _take_identity(folder: Path, ask: Ask) -> Identity:
+    kept = _read(folder)
+    if isinstance(kept, Identity):
+        return kept
+    asked = kept or _keep(Asked(asked=new_incarnation()), folder)
+    with ask(asked.asked) as identity:
+        return _keep(identity, folder)
+
+
+def _read(folder: Path) -> Identity | Asked | None:
     path = folder / IDENTITY_NAME
     try:
         with path.open("rb") as file:
-            return Identity.model_validate_json(file.read(IDENTITY_BYTES_MAX))
+            data = file.read(IDENTITY_BYTES_MAX)
+        return TypeAdapter(Identity | Asked).validate_json(data)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -138,7 +172,7 @@ def _read_identity(folder: Path) -> Identity | None:
         ) from None
 
 
-def _keep(identity: Identity, folder: Path) -> Identity:
+def _keep(part: _Kept, folder: Path) -> _Kept:
     """Writes it durably, whole or not at all, for its owner alone."""
     path = folder / IDENTITY_NAME
     partial = path.with_suffix(".tmp")
@@ -146,15 +180,25 @@ def _keep(identity: Identity, folder: Path) -> Identity:
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(identity.model_dump_json())
+            file.write(part.model_dump_json())
             file.flush()
             os.fsync(descriptor)
         partial.replace(path)
+        _sync_folder(folder)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
         raise UsageError(f"{path} cannot be written ({error.strerror}): check the folder and the disk") from error
-    return identity
+    return part
+
+
+def _sync_folder(folder: Path) -> None:
+    """A broker that was told that a name is kept takes it for kept: a power failure must not bring back less."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def host_name(host: str) -> str:

@@ -34,13 +34,14 @@ from isles.proto.policy import policy
 from isles.proto.transport.address import DEFAULT_BROKER
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, origin_of, read_checkpoint
+from isles.workers.claim import new_incarnation
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
 from isles.workers.joining import Joined, Joiner, NewRun, check_learner_times, with_origin
 from isles.workers.orders import Boundary, DrainRequested, StepTaken, Welcomed
 from isles.workers.performer import Performer
-from isles.workers.record import SLICE_SECONDS, new_incarnation
+from isles.workers.record import SLICE_SECONDS
 from isles.workers.session import Session
 
 GOODBYE_SECONDS: Final = 2.0

@@ -7,8 +7,8 @@ corpus is compared by its digest instead.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,11 +19,8 @@ from isles.proto.config import Config
 from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import ConfigError, RefusedError, unanswered
 from isles.proto.messages import COUNT_MAX, AskStatus, Hello, Role, Status, Welcome
-from isles.workers.claim import Identity
+from isles.workers.claim import Identity, new_incarnation
 from isles.workers.task import Task, load_task
-
-INCARNATION_BYTES: Final = 8
-"""Random bytes of an incarnation: two starts of one process never draw the same."""
 
 SLICE_SECONDS: Final = 0.25
 """Longest single wait for the broker: a request to stop is seen within it, and a question without session repeated."""
@@ -101,11 +98,6 @@ def connect(
     return Connection(hello, dial(address, key), SystemClock())
 
 
-def new_incarnation() -> str:
-    """Names one start of one process."""
-    return secrets.token_hex(INCARNATION_BYTES)
-
-
 def read_run_record(
     address: str,
     key: Path | None,
@@ -141,21 +133,33 @@ def read_run_record(
     return record
 
 
-def ask_for_id(
-    address: str, key: Path | None, region: str, timeout_seconds: float, *, should_stop: Callable[[], bool]
-) -> Identity:
-    """An id that the broker gives to a worker with a key, and what takes it again. Raises as `say_hello`."""
+@contextmanager
+def asking_for_id(
+    address: str,
+    key: Path | None,
+    region: str,
+    timeout_seconds: float,
+    *,
+    incarnation: str,
+    should_stop: Callable[[], bool],
+) -> Iterator[Identity]:
+    """An id that the broker gives to a worker with a key, and what takes it again. Raises as `say_hello`.
+
+    Whoever asks again as the same incarnation is given the same one, until the context is left without an error: that
+    says that the id is kept.
+    """
     connection = connect(address, key, "worker", "")
-    connection.client.hello = connection.client.hello.model_copy(update={"region": region})
+    hello = connection.client.hello
+    connection.client.hello = hello.model_copy(update={"region": region, "incarnation": incarnation})
     try:
         welcome = say_hello(connection, timeout_seconds, address=address, should_stop=should_stop)
+        if not welcome.rejoin:
+            raise RefusedError(f"the broker at {address} gives no ids: name this learner with --id")
+        yield Identity(id=welcome.learner, rejoin=welcome.rejoin)
         # This was another incarnation than the one that is to train: no round has to wait for it.
         connection.leave_and_wait(welcome.new_session, LEAVE_SECONDS)
     finally:
         connection.close()
-    if not welcome.rejoin:
-        raise RefusedError(f"the broker at {address} gives no ids: name this learner with --id")
-    return Identity(id=welcome.learner, rejoin=welcome.rejoin)
 
 
 def say_hello(

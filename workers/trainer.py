@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
 from typing import Final, Literal
@@ -30,7 +31,7 @@ from isles.proto.logs import Logger
 from isles.workers.claim import Claim, Identity, claim_given, claim_learner
 from isles.workers.device import choose_device
 from isles.workers.learner import Learner
-from isles.workers.record import ask_for_id, make_task, read_run_record, shared_task_settings, statements
+from isles.workers.record import asking_for_id, make_task, read_run_record, shared_task_settings, statements
 from isles.workers.settings import WorkerSettings
 from isles.workers.task import Batches, Task
 
@@ -254,9 +255,15 @@ def _claim(settings: WorkerSettings, should_stop: Event) -> Claim:
     if settings.id or settings.key is None:
         return claim_learner(settings.id, settings.checkpoint_dir, host=socket.gethostname())
 
-    def ask() -> Identity:
-        timeout = settings.join_timeout_seconds
-        return ask_for_id(settings.broker, settings.key, settings.region, timeout, should_stop=should_stop.is_set)
+    def ask(incarnation: str) -> AbstractContextManager[Identity]:
+        return asking_for_id(
+            settings.broker,
+            settings.key,
+            settings.region,
+            settings.join_timeout_seconds,
+            incarnation=incarnation,
+            should_stop=should_stop.is_set,
+        )
 
     return claim_given(settings.checkpoint_dir, ask)
 

@@ -22,7 +22,7 @@ from isles.proto.logs import ListLogger
 from isles.proto.messages import AskHeads, Hello, Role
 from isles.proto.transport.dial import dial
 from isles.workers.claim import IDENTITY_NAME, Claim, claim_given
-from isles.workers.record import ask_for_id
+from isles.workers.record import asking_for_id
 
 WAIT_SECONDS = 30.0
 """Bound of every wait here; nothing takes a tenth of it unless it is broken."""
@@ -77,8 +77,15 @@ class House:
         connection.start()
         return connection
 
-    def ask_for_id(self) -> Any:
-        return ask_for_id(self.address, self.key("service"), "local", WAIT_SECONDS, should_stop=lambda: False)
+    def ask_for_id(self, incarnation: str) -> Any:
+        return asking_for_id(
+            self.address,
+            self.key("service"),
+            "local",
+            WAIT_SECONDS,
+            incarnation=incarnation,
+            should_stop=lambda: False,
+        )
 
 
 def wait_for(connection: Connection, kind: type[Any]) -> Any:
@@ -125,7 +132,7 @@ def test_workers_that_share_a_key_and_a_volume_get_an_id_each_and_keep_it(house:
     house.end()
     house.start()
 
-    def never() -> Any:
+    def never(incarnation: str) -> Any:
         raise AssertionError("an id is kept")
 
     again = [claim_given(volume, never) for _ in range(2)]
@@ -199,11 +206,11 @@ def test_an_identity_that_is_damaged_is_named_with_the_remedy(tmp_path: Path) ->
     for damage in (b"", b"{", b'{"id": "../../etc", "rejoin": "ab"}', b"\xff" * 5000):
         (slot / IDENTITY_NAME).write_bytes(damage)
         with pytest.raises(UsageError, match="delete the folder"):
-            claim_given(tmp_path, lambda: pytest.fail("it has one"))
+            claim_given(tmp_path, lambda _: pytest.fail("it has one"))
 
 
 def test_a_worker_that_gets_no_id_lets_go_of_its_slot(tmp_path: Path) -> None:
-    def refuse() -> Any:
+    def refuse(incarnation: str) -> Any:
         raise RefusedError("denied")
 
     for _ in range(2):
