@@ -73,7 +73,7 @@ $(VENV)/.installed-train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing isles, what training needs, and the tools into $(VENV)"
-	@$(PIP_INSTALL) -e '.[train,dev]'
+	@$(PIP_INSTALL) -e '.[plot,train,dev]'
 	@touch $(VENV)/.installed-train $@
 
 $(VENV)/bin/python:

@@ -51,7 +51,8 @@ COMMANDS: Final[dict[str, _Entry]] = {
     "replay": _Entry("isles.ops.replay", "Recompute a run from its tape and compare every bit."),
     "check": _Entry("isles.ops.chaos.check", "Check that a run lost nothing."),
     "chaos": _Entry("isles.ops.chaos.command", "Make faults happen to a run, and check what came of it."),
-    "simulate": _Entry("isles.ops.simulate", "Run the state machines in a simulated world of faults."),
+    "plan": _Entry("isles.ops.plan.command", "Say what a run takes of links, memory, disk and money."),
+    "simulate": _Entry("isles.ops.simulate", "Run the state machines, or a fleet, in a simulated world."),
     "sample": _Entry("isles.ops.sample", "Let trained parameters continue a text."),
     "export": _Entry("isles.ops.export", "Write the global parameters as a safetensors file."),
 }

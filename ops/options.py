@@ -91,7 +91,7 @@ class Patience(click.ParamType[float]):
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are grouped by section."""
+    """A command whose options are grouped by section; `example` is a setting that files and variables also have."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -106,8 +106,9 @@ class SettingsCommand(click.Command):
         for heading in sorted(groups, key=lambda name: name == "Options"):
             with formatter.section(heading):
                 formatter.write_dl(groups[heading], col_max=34)
-        formatter.write_paragraph()
-        formatter.write_text(SOURCES_TEXT.format(example=variable_name(self._example)))
+        if self._example:
+            formatter.write_paragraph()
+            formatter.write_text(SOURCES_TEXT.format(example=variable_name(self._example)))
 
 
 def setting_options(

@@ -1,4 +1,8 @@
-"""`isles simulate faults`: run after run to which everything happens that may happen, each replayed by its seed."""
+"""`isles simulate`: simulated worlds.
+
+`faults` makes run after run, to which everything happens that may happen, each replayed by its seed; `goodput` has a
+room of its own, `isles.ops.goodput`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from isles.ops.goodput import command as goodput
 
 if TYPE_CHECKING:
     from isles.ops.simulation.fault_world import Report
@@ -38,8 +44,9 @@ Exits with 1 if any seed fails.
 
 def build(name: str) -> click.Command:
     """The command."""
-    group = click.Group(name, help="Try the state machines in simulated worlds.")
+    group = click.Group(name, help="Try the state machines, and plan a fleet, in simulated worlds.")
     group.add_command(_faults_command())
+    group.add_command(goodput.build("goodput"))
     return group
 
 
