@@ -1,15 +1,16 @@
 """A run as it can be read afterwards, or while it goes on: its record, its versions and its blobs.
 
 A stopped run is read from its store, under the store's own lock, without changing anything in it. Of one that is
-running the broker is asked.
+running the broker is asked; what its index has at one moment is read from a copy.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Protocol, TypeVar
 
 from isles.brokers.retained import REJECTED_COUNTER, run_record
@@ -217,6 +218,35 @@ def open_tape(run: Path | None, reach: Reach | None, timeout_seconds: float) -> 
         yield tape
     finally:
         tape.close()
+
+
+@contextmanager
+def index_snapshot(run: Path) -> Iterator[StoreTape]:
+    """A run as its store is at this moment, whether or not a broker goes on writing there; it has no blobs.
+
+    The index is copied in one read transaction, which no broker waits for. Raises UsageError if there is no store, or
+    if this process cannot read or copy its index.
+    """
+    store = store_of(run)
+    with TemporaryDirectory(prefix="isles-") as folder:
+        address = f"{(store / INDEX_NAME).resolve().as_uri()}?mode=ro"
+        try:
+            with (
+                closing(sqlite3.connect(address, uri=True)) as source,
+                closing(sqlite3.connect(Path(folder, INDEX_NAME))) as copy,
+            ):
+                source.backup(copy)
+        except sqlite3.Error as error:
+            raise UsageError(
+                f"the index of {store} cannot be copied to {folder} ({error}): who runs its broker can, where there is "
+                "room for it"
+            ) from error
+        tape = StoreTape(Path(folder))
+        tape.place = str(store)
+        try:
+            yield tape
+        finally:
+            tape.close()
 
 
 def store_of(run: Path) -> Path:

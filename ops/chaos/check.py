@@ -23,6 +23,8 @@ epochs never go back, every accepted contribution was merged exactly once or rej
 learner went back to an older version, restarts are counted, and the tape replays bit by bit. Ends with 0 if nothing is
 broken, else with 1.
 
+Of a run that is going on everything is told as it stands at one moment, and what only the end can tell is named.
+
 What a learner held is checked wherever a contribution or its log says so; its log has each version it applied only
 with --log-level debug. A store or a broker alone has no logs: name them with --log, as in
 `docker compose logs --no-log-prefix | docker compose exec -T broker isles check --log - --broker ADDRESS`.
@@ -62,11 +64,14 @@ def build(name: str) -> click.Command:
         facts = read_facts(run, reach, timeout, damaged_on_purpose=damaged, has_replay=has_replay, lines=lines)
         findings = check_facts(facts)
         if is_json:
-            click.echo(json.dumps({"is_kept": is_kept(findings), "findings": findings_as_json(findings)}, indent=2))
+            found = {"is_kept": is_kept(findings), "is_going_on": facts.is_going_on}
+            click.echo(json.dumps({**found, "findings": findings_as_json(findings)}, indent=2))
         else:
             from isles.ops.wording import make_console
 
-            make_console().print(render_findings(findings))
+            console = make_console()
+            for part in render_findings(findings):
+                console.print(part)
         return 0 if is_kept(findings) else EXIT_BROKEN
 
     return tape_options(check)

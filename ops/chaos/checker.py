@@ -98,6 +98,8 @@ class Facts:
     damaged_on_purpose: Sequence[str] = ()
     """Digests of blobs that a fault has damaged."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    is_going_on: bool = False
+    """Whether the run had not ended. Then the versions and rows are those of one moment after all lines of the logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Finding:
     promise: str
     verdict: Verdict
     text: str
+    at_end: str = ""
+    """What only the end of a run that is going on can tell: half a sentence; empty = nothing."""
 
 
 def check(facts: Facts) -> list[Finding]:
@@ -130,11 +134,11 @@ def is_kept(findings: Iterable[Finding]) -> bool:
     return all(finding.verdict != "broken" for finding in findings)
 
 
-def _finding(promise: str, faults: Sequence[str], text: str) -> Finding:
+def _finding(promise: str, faults: Sequence[str], text: str, at_end: str = "") -> Finding:
     if not faults:
-        return Finding(promise, "holds", text)
+        return Finding(promise, "holds", text, at_end)
     rest = f"; and {len(faults) - EXAMPLES_SHOWN} more" if len(faults) > EXAMPLES_SHOWN else ""
-    return Finding(promise, "broken", "; ".join(faults[:EXAMPLES_SHOWN]) + rest)
+    return Finding(promise, "broken", "; ".join(faults[:EXAMPLES_SHOWN]) + rest, at_end)
 
 
 def _unknown(promise: str, facts: Facts, what: str) -> Finding:
@@ -206,10 +210,7 @@ def _fates(facts: Facts) -> Finding:
         return _unknown(promise, facts, "the broker's log")
     counts = _merged(facts)
     rejected = set(facts.rejected)
-    if facts.rows is not None:
-        pending = {row.id for row in facts.rows if row.state == "pending"}
-    else:  # the newest of each learner and fragment may be: the row of a running broker cannot be read
-        pending = set({(name.learner, name.fragment): name for name in facts.accepted}.values())
+    pending, outdone = _pending(facts), _outdone(facts)
     fates = Counter[str]()
     faults = []
     for name in facts.accepted:
@@ -221,12 +222,41 @@ def _fates(facts: Facts) -> Finding:
             fates["rejected"] += 1
         elif name in pending:
             fates["pending"] += 1
+        elif name in outdone:
+            fates["settled since the log was read"] += 1
         else:
             faults.append(f"{name} was accepted and then lost")
     told = Counter(facts.accepted)
     faults += [f"{name} was accepted {count} times" for name, count in told.items() if count > 1]
-    text = ", ".join(f"{fates[fate]} {fate}" for fate in ("merged", "rejected", "pending"))
-    return _finding(promise, faults, f"of {len(facts.accepted)} accepted: {text}")
+    always = ("merged", "rejected", "pending")
+    text = ", ".join(f"{fates[fate]} {fate}" for fate in (*always, *(fates.keys() - always)))
+    at_end = "what becomes of the pending ones" if facts.is_going_on and fates["pending"] else ""
+    return _finding(promise, faults, f"of {len(facts.accepted)} accepted: {text}", at_end)
+
+
+def _newest_accepted(facts: Facts) -> set[ContributionId]:
+    """That of each learner and fragment."""
+    return set({(name.learner, name.fragment): name for name in facts.accepted or ()}.values())
+
+
+def _pending(facts: Facts) -> set[ContributionId]:
+    """Those that are, or without rows those that may be: the newest of each learner and fragment."""
+    if facts.rows is None:
+        return _newest_accepted(facts)
+    return {row.id for row in facts.rows if row.state == "pending"}
+
+
+def _outdone(facts: Facts) -> set[ContributionId]:
+    """Of a run that goes on: those whose rows have a later contribution, accepted after the broker's log was read, so
+    that a line about their rejection may have come after it, too.
+    """
+    rows = {(row.id.learner, row.id.fragment): row.id for row in facts.rows or ()} if facts.is_going_on else {}
+    return {
+        name
+        for name in _newest_accepted(facts)
+        if (found := rows.get((name.learner, name.fragment))) is not None
+        and (found.incarnation != name.incarnation or found.number > name.number)
+    }
 
 
 def _rows(facts: Facts) -> Finding:
@@ -266,7 +296,9 @@ def _tokens(facts: Facts) -> Finding:
     merged = sum(averaged) / len(averaged) if averaged else 0.0
     if facts.tokens_merged is not None and facts.tokens_merged > merged + 1:
         faults.append(f"the summary counts {facts.tokens_merged:.0f} merged tokens, the versions {merged:.0f}")
-    return _finding("tokens merged are the sum over the recipes", faults, f"{merged:,.0f} tokens, mean over fragments")
+    at_end = "whether the summary counts as many tokens" if facts.is_going_on else ""
+    text = f"{merged:,.0f} tokens, mean over fragments"
+    return _finding("tokens merged are the sum over the recipes", faults, text, at_end)
 
 
 # ---------------------------------------------------------------------------------------------------------- the others
@@ -332,7 +364,8 @@ def _restarts(facts: Facts) -> Finding:
         if not is_right:
             faults.append(f"{child} was started again {logged} times, and {counted} were counted")
     num = sum(facts.restarts_counted.values())
-    return _finding(promise, faults, "1 restart" if num == 1 else f"{num} restarts")
+    at_end = "whether all restarts were counted, which is written down now and then" if facts.is_going_on else ""
+    return _finding(promise, faults, "1 restart" if num == 1 else f"{num} restarts", at_end)
 
 
 def _replay(facts: Facts) -> Finding:

@@ -49,6 +49,11 @@ class Project:
         found = [container_process(container) for container in self._containers()]
         return tuple(process for process in found if process is not None)
 
+    def find_all(self) -> tuple[Process, ...]:
+        """The same of all containers, also of those that stand still at the moment. Raises UsageError likewise."""
+        found = [container_process(container, is_ended=True) for container in self._containers("--all")]
+        return tuple(process for process in found if process is not None)
+
     def has_workers(self) -> bool:
         """Whether a worker runs, or is about to be started again. Raises UsageError if Docker fails."""
         found = self._containers("--all")
@@ -97,7 +102,7 @@ class Project:
         )
         try:
             found = json.loads(done.stdout)["findings"]
-            return [Finding(one["promise"], one["verdict"], one["text"]) for one in found]
+            return [Finding(one["promise"], one["verdict"], one["text"], one.get("at_end", "")) for one in found]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"`{' '.join(words)}` in a container said: {_short(done.stderr)}") from error
 

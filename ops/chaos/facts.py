@@ -11,14 +11,16 @@ from isles.ops.chaos.logbook import Line, LogReader
 from isles.ops.history import pages
 from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder
-from isles.ops.tape import BrokerTape, StoreTape, open_tape
-from isles.proto.errors import IslesError, UsageError
+from isles.ops.tape import BrokerTape, StoreTape, index_snapshot, open_tape
+from isles.proto.errors import IslesError, StoreError, UsageError
 from isles.proto.ids import ContributionId
+from isles.proto.messages import Row
 
 _Fact = TypeVar("_Fact")
 
 NO_LOGS: Final = "there is no run folder with logs: name one, or give the lines with --log"
-NO_UP: Final = "its processes were not started by `isles up`"
+NO_UP: Final = "its processes were not started by `isles up`, which counts them"
+NO_ROWS: Final = "a broker that is asked shows no rows: name its run folder, or its store, on its own machine"
 
 
 def read_facts(
@@ -31,7 +33,8 @@ def read_facts(
     is_ended: bool = False,
     lines: Sequence[Line] | None = None,
 ) -> Facts:
-    """Everything there is. Logs first: what they promise must be in a store that is read later.
+    """Everything there is. Logs first: what they promise must be in a store that is read later, and all of that store
+    at one moment.
 
     `lines` are what all processes have said, where that is not in a run folder.
     `is_ended` is said by who runs the run, has ended its broker, and holds the folder's lock: the store itself is read.
@@ -43,15 +46,13 @@ def read_facts(
     else:
         said = logged(folder) if folder is not None else {"missing": _missing_logs()}
     with open_tape(folder.store if folder is not None and is_ended else run, reach, timeout_seconds) as tape:
-        versions = {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
-        rows = tape.rows()
+        is_going_on = isinstance(tape, BrokerTape)
+        versions, rows, unread = _books(tape, run)
         is_deterministic = tape.record.sync.is_deterministic
         num_averaged = sum(not fragment.is_buffers for fragment in _manifest(tape).fragments)
         replayed, why = _replay(tape) if has_replay else (None, "it was not asked for")
     rejected = [*said.pop("rejected", ()), *(row.id for row in rows or () if row.state == "rejected")]
-    missing = {**said.pop("missing"), "the tape": why}
-    if rows is None:
-        missing["rows"] = "a running broker does not show them: stop the run first"
+    missing = {**said.pop("missing"), "rows": unread, "the tape": why}
     return Facts(
         versions=versions,
         rows=None if rows is None else [RowFact(row.id, row.state, row.settled_in) for row in rows],
@@ -61,8 +62,28 @@ def read_facts(
         replayed=replayed,
         damaged_on_purpose=damaged_on_purpose,
         missing=missing,
+        is_going_on=is_going_on,
         **said,
     )
+
+
+def _books(
+    tape: StoreTape | BrokerTape, run: Path | None
+) -> tuple[dict[int, list[VersionFact]], list[Row] | None, str]:
+    """All versions by fragment, and all rows: of one moment, if the store is at hand. Without rows, why."""
+    if isinstance(tape, StoreTape):
+        return _versions_on(tape), tape.rows(), ""
+    if run is None:
+        return _versions_on(tape), None, NO_ROWS
+    try:
+        with index_snapshot(run) as snapshot:
+            return _versions_on(snapshot), snapshot.rows(), ""
+    except (UsageError, StoreError, OSError) as error:
+        return _versions_on(tape), None, str(error)
+
+
+def _versions_on(tape: StoreTape | BrokerTape) -> dict[int, list[VersionFact]]:
+    return {head.fragment: [_version(info) for info in pages(tape, head.fragment, 0)] for head in tape.heads()}
 
 
 def _manifest(tape: StoreTape | BrokerTape) -> Any:
@@ -111,6 +132,7 @@ def _missing_logs() -> dict[str, str]:
 def logged(folder: RunFolder) -> dict[str, Any]:
     """Those fields of Facts that come from logs, by their names."""
     missing: dict[str, str] = {}
+    restarts = folder.read_state().restarts  # before the log: a restart is logged, then counted
     broker = LogReader(folder.log("broker")).read()
     up = LogReader(folder.log("up")).read()
     if not up:
@@ -121,7 +143,7 @@ def logged(folder: RunFolder) -> dict[str, Any]:
         "held": [one for path in sorted(folder.logs.glob("*.jsonl")) for one in _held(LogReader(path).read())],
         "starts": _starts(up) if up else None,
         "num_up_starts": sum(line["event"] == "process.started" for line in up),
-        "restarts_counted": folder.read_state().restarts,
+        "restarts_counted": restarts,
         "has_ended_in_order": bool(up) and up[-1]["event"] == "run.finished",
         "tokens_merged": summary.get("tokens_merged"),
         "missing": missing,

@@ -38,7 +38,9 @@ def as_json(
 
 def findings_as_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """What was checked."""
-    return [{"promise": one.promise, "verdict": one.verdict, "text": one.text} for one in findings]
+    return [
+        {"promise": one.promise, "verdict": one.verdict, "text": one.text, "at_end": one.at_end} for one in findings
+    ]
 
 
 def render(faults: Sequence[Any], measures: Measures, findings: Sequence[Finding]) -> list[RenderableType]:
@@ -57,15 +59,20 @@ def render(faults: Sequence[Any], measures: Measures, findings: Sequence[Finding
     if goodput.whole is not None:
         words = [f"{rate(value)} {name}" for name, value in goodput.model_dump().items() if value is not None]
         parts.append(Text("merged tokens per second: " + ", ".join(words)))
-    return [*parts, Text(), render_findings(findings)]
+    return [*parts, Text(), *render_findings(findings)]
 
 
-def render_findings(findings: Sequence[Finding]) -> Table:
-    """What was checked, as a table."""
+def render_findings(findings: Sequence[Finding]) -> list[RenderableType]:
+    """What was checked, as a table, and what could not be: that of a run that is going on."""
+    from rich.text import Text
+
     table = _table("promise", "", "what was found")
     for one in findings:
         table.add_row(one.promise, VERDICTS[one.verdict], one.text)
-    return table
+    open_until_end = [one.at_end for one in findings if one.at_end]
+    if not open_until_end:
+        return [table]
+    return [table, Text(f"The broker is running. Only the end of the run tells {'; '.join(open_until_end)}.")]
 
 
 def _faults(faults: Sequence[Any], effects: Sequence[Effect], began: float) -> Table:

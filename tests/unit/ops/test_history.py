@@ -22,7 +22,7 @@ from isles.ops.history import as_json, clip_lines, describe, newest, rejection_l
 from isles.ops.reach import Reach
 from isles.ops.rejections import find_rejections
 from isles.ops.replay import exit_code, sentence
-from isles.ops.tape import StoreTape, open_tape, store_of
+from isles.ops.tape import StoreTape, index_snapshot, open_tape, store_of
 from isles.outer.replay import Difference, Replayed
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.errors import PayloadError, StoreError, UnreachableError, UsageError
@@ -289,6 +289,31 @@ def test_the_broker_of_a_store_that_is_in_use_is_asked(store: Path) -> None:
             pass
     finally:
         opened.close()
+
+
+def test_a_snapshot_of_a_store_in_use_is_of_one_moment_and_in_nobodys_way(store: Path) -> None:
+    broker = Store.open(store)
+    try:
+        with broker.index.transaction():
+            broker.index.put_version(make_version(4, ("us-0",), NEW), Commitment("4" * 16, 0, 1, 1.0, 0))
+            with index_snapshot(store.parent) as before:
+                assert [head.version for head in before.heads()] == [3], "what is not committed is not there"
+        with index_snapshot(store) as snapshot:
+            assert snapshot.place == str(store)
+            with broker.index.transaction():
+                broker.index.put_version(make_version(5, ("us-0",), NEW), Commitment("5" * 16, 0, 1, 1.0, 0))
+            assert [info.version for info in snapshot.versions(0, 0, 64)] == [0, 1, 2, 3, 4]
+            assert [row.state for row in snapshot.rows()] == ["rejected"]
+        assert broker.index.head_version(0) == 5
+    finally:
+        broker.close()
+
+
+def test_an_index_that_cannot_be_copied_is_one_sentence(store: Path) -> None:
+    (store / "index.sqlite").write_bytes(b"no index at all" * 100)
+    sentence = r"the index of .* cannot be copied to .* \(file is not a database\)"
+    with pytest.raises(UsageError, match=sentence), index_snapshot(store):
+        pytest.fail("there is nothing to read")
 
 
 @pytest.mark.parametrize("column", ["info", "ingredients"])

@@ -16,6 +16,7 @@ from isles.ops.chaos.checker import (
     check,
     is_kept,
 )
+from isles.ops.chaos.report import render_findings
 from isles.proto.ids import ContributionId
 
 FIRST, SECOND, THIRD, LAST = (ContributionId("us-0", 0, "aaaaaaaa", number) for number in (1, 2, 3, 4))
@@ -157,6 +158,35 @@ def test_of_a_running_broker_the_newest_contribution_of_each_learner_may_be_pend
     assert broken(replace(kept(), rows=None)) == []
     lost = replace(kept(), rows=None, accepted=(FIRST, SECOND, THIRD, ContributionId("us-0", 0, "aaaaaaaa", 9), LAST))
     assert any("accepted and then lost" in text for text in broken(lost))
+
+
+def test_of_a_run_that_goes_on_what_was_settled_after_its_log_was_read_is_not_lost() -> None:
+    later = ContributionId("us-0", 0, "aaaaaaaa", 5)
+    again = ContributionId("us-0", 0, "dddddddd", 1)
+    for newest in (later, again):
+        facts = replace(kept(), rows=(RowFact(newest, "pending"),), is_going_on=True)
+        assert broken(facts) == []
+        (told,) = [one for one in check(facts) if "every accepted" in one.promise]
+        assert told.text.endswith("3 merged, 1 rejected, 0 pending, 1 settled since the log was read")
+        assert any("accepted and then lost" in text for text in broken(replace(facts, is_going_on=False)))
+    older = replace(kept(), rows=(RowFact(THIRD, "rejected"),), is_going_on=True)
+    assert broken(older) == [f"{LAST} was accepted and then lost"], "a row never goes back"
+    not_the_newest = replace(kept(), rows=(RowFact(later, "pending"),), rejected=(), is_going_on=True)
+    assert broken(not_the_newest) == [f"{THIRD} was accepted and then lost"]
+
+
+def test_of_a_run_that_goes_on_it_is_said_what_only_its_end_tells() -> None:
+    facts = replace(kept(), is_going_on=True, has_ended_in_order=False, tokens_merged=None)
+    assert set(verdicts(facts).values()) == {"holds"}
+    assert [one.at_end for one in check(facts) if one.at_end] == [
+        "what becomes of the pending ones",
+        "whether the summary counts as many tokens",
+        "whether all restarts were counted, which is written down now and then",
+    ]
+    assert [one.at_end for one in check(kept()) if one.at_end] == []
+    *_, note = render_findings(check(facts))
+    assert "Only the end of the run tells what becomes of the pending ones; whether the summary" in str(note)
+    assert len(render_findings(check(kept()))) == 1
 
 
 def test_a_killed_supervisor_may_have_counted_fewer_restarts_than_there_were() -> None:

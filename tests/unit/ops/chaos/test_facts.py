@@ -14,7 +14,7 @@ from isles.ops.chaos.checker import HeldFact
 from isles.ops.chaos.conclusion import damaged_before, read_logs
 from isles.ops.chaos.facts import _replayed, logged, logged_in
 from isles.ops.chaos.logbook import LogReader, parse, unix_of
-from isles.ops.run_folder import RunFolder
+from isles.ops.run_folder import RunFolder, State
 from isles.outer.replay import Difference, Replayed
 from isles.proto.errors import UsageError
 from isles.proto.ids import ContributionId
@@ -144,6 +144,24 @@ def test_damage_that_an_earlier_report_tells_of_is_remembered(folder: RunFolder)
     assert damaged_before(folder) == ["a" * 64]
     (folder.path / "chaos.json").write_text("[]", encoding="utf-8")
     assert damaged_before(folder) == []
+
+
+def test_restarts_are_read_before_the_log_that_tells_of_them_first(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that happens in between is then logged and not yet counted, never the other way round."""
+    child = {"event": "child.started", "child": "us-0", "pid": 1}
+    say(folder, "up", {"event": "process.started"}, child)
+    read = LogReader.read
+
+    def read_late(reader: LogReader) -> list[Any]:
+        found = read(reader)
+        folder.write_state(State(restarts={"us-0": 1}))
+        return found
+
+    monkeypatch.setattr(LogReader, "read", read_late)
+    found = logged(folder)
+    assert (found["starts"], found["restarts_counted"]) == ({"us-0": 1}, {})
 
 
 @pytest.mark.parametrize(("kind", "is_outrun"), [("differs", False), ("unreadable", False), ("outrun", True)])
