@@ -88,6 +88,11 @@ class UpSettings(BaseModel):
         return self
 
     @property
+    def outer_names(self) -> tuple[str, ...]:
+        """The outers in order: outer, outer-2."""
+        return ("outer", *(f"outer-{number}" for number in range(2, self.outers + 1)))
+
+    @property
     def worker_ids(self) -> dict[str, str]:
         """Worker id -> region, in order: us-0, us-1, eu-0."""
         return {f"{region}-{n}": region for region, count in parse_workers(self.workers).items() for n in range(count)}

@@ -183,8 +183,8 @@ def commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> di
         "broker": ("broker", command("broker", "broker")),
         "outer": ("outer", command("outer", "outer")),
     }
-    for number in range(2, settings.outers + 1):
-        children[f"outer-{number}"] = ("outer", command("outer", f"outer-{number}", "--id", f"outer-{number}"))
+    for name in settings.outer_names[1:]:
+        children[name] = ("outer", command("outer", name, "--id", name))
     if settings.has_evaluator:
         children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
     for worker, region in settings.worker_ids.items():

@@ -14,6 +14,7 @@ from isles.brokers.settings import BrokerSettings
 from isles.ops.changes import Changes, changed, check_budget, differences, read_record, stated_by, words, write_record
 from isles.ops.chaos.options import chaos_option, random_options, read_plan
 from isles.ops.chaos.plan import RANDOM_KINDS_WITH_LINKS
+from isles.ops.chaos.roster import roster_of
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.reach import OPERATOR_NAME
 from isles.ops.run_folder import RunFolder, State, choose_address
@@ -97,10 +98,7 @@ def _up(
         stated = [*stated, Stated("broker.versions_kept", str(VERSIONS_KEPT_MAX), "the flag --keep-tape")]
     asked = load_config(section_models(), file=config_file, stated=stated, assignments=own_words)
     check_task(asked.section("run", RunSettings).task)
-    plan = None
     if chaos is not None:
-        regions = sorted(set(asked.section("up", UpSettings).worker_ids.values()))
-        plan = read_plan(chaos, chaos_options, regions, RANDOM_KINDS_WITH_LINKS)
         more = [one for one in CHAOS_STATED if one.key not in asked.stated]
         asked = load_config(section_models(), file=config_file, stated=[*stated, *more], assignments=own_words)
     run_dir = asked.section("up", UpSettings).run_dir
@@ -108,6 +106,8 @@ def _up(
         state = folder.read_state()
         record = read_record(folder.store)
         config = _merge(folder, asked, record)
+        roster = roster_of(config.section("up", UpSettings))
+        plan = None if chaos is None else read_plan(chaos, chaos_options, roster, RANDOM_KINDS_WITH_LINKS)
         single = {**state.worker_settings, **_single_workers(config, _read_single(assignments))}
         new = None if record is None else changed(record, config.section("sync", SyncSettings), _budget(config))
         changes = {} if record is None or new is None else differences(record, new)

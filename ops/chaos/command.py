@@ -6,18 +6,24 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from isles.ops.chaos.options import random_options, read_plan
 from isles.proto.errors import UsageError
 
+if TYPE_CHECKING:
+    from isles.ops.run_folder import RunFolder
+    from isles.ops.settings import UpSettings
+
 EXIT_BROKEN: Final = 1
 SETTLE_SECONDS: Final = 180.0
 """After the last fault, for everybody to contribute again before everything is checked: on a crowded machine alone the
 libraries of a worker take a minute."""
 SETTLE_POLL_SECONDS: Final = 0.25
+COMPOSE_KINDS: Final = ("kill", "kill-all", "freeze")
+"""What takes nothing but signals."""
 
 TEXT: Final = """Make faults happen to a run that is going on, then check that nothing was lost.
 
@@ -54,6 +60,7 @@ def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, i
     from isles.ops.chaos.checker import is_kept
     from isles.ops.chaos.conclusion import conclude
     from isles.ops.chaos.logbook import LogReader
+    from isles.ops.chaos.roster import roster_of
     from isles.ops.chaos.runner import Runner
     from isles.ops.chaos.targets import FolderTargets
     from isles.ops.run_folder import RunFolder
@@ -61,8 +68,9 @@ def _disturb_folder(plan_text: str, run_dir: Path, options: dict[str, Any], *, i
     from isles.proto.logs import make_logger
 
     folder = RunFolder(run_dir)
-    regions = _regions(folder)
-    plan = read_plan(plan_text, options, sorted(set(regions.values())))
+    settings = _settings(folder)
+    regions = settings.worker_ids
+    plan = read_plan(plan_text, options, roster_of(settings.model_copy(update={"run_dir": run_dir})))
     if plan.has_network_faults:
         raise UsageError(
             f"{plan_text} has faults of the network: start the run with `isles up --chaos PLAN`, which puts links "
@@ -92,15 +100,21 @@ def _disturb_project(plan_text: str, project: str, options: dict[str, Any], *, i
     from isles.ops.chaos.compose import Project, as_of_a_run
     from isles.ops.chaos.measures import measure
     from isles.ops.chaos.report import as_json, render
+    from isles.ops.chaos.roster import roster_of_project
     from isles.ops.chaos.runner import Runner
     from isles.proto.clock import SystemClock
     from isles.proto.logs import SilentLogger
 
     found = Project(project)
     before = found.find()
-    plan = read_plan(plan_text, options, sorted({one.region for one in before if one.region}))
+    plan = read_plan(plan_text, options, roster_of_project(project, found.find_all()))
     if plan.has_network_faults:
         raise UsageError(f"{plan_text} has faults of the network: they come only with `isles up --chaos PLAN`")
+    if unfit := next((fault.kind for fault in plan.fault if fault.kind not in COMPOSE_KINDS), None):
+        raise UsageError(
+            f"{plan_text} has the kind {unfit}, and the store of a compose project is in a container: its kinds are "
+            f"{', '.join(COMPOSE_KINDS)}"
+        )
     runner = Runner(plan, found, logger=SilentLogger(), clock=SystemClock(), tell=_tell)
     runner.run(lambda: True)
     ended_unix, workers = time.time(), [one.name for one in before if one.role == "worker"]
@@ -121,14 +135,14 @@ def _disturb_project(plan_text: str, project: str, options: dict[str, Any], *, i
     return 0 if is_kept(findings) else EXIT_BROKEN
 
 
-def _regions(folder: Any) -> dict[str, str]:
+def _settings(folder: RunFolder) -> UpSettings:
     from isles.ops.settings import UpSettings, section_models
     from isles.proto.config import resolve
 
     if not folder.config.exists():
         raise UsageError(f"{folder.path} is no folder of `isles up`: it has no {folder.config.name}")
     models = section_models(has_own_task=True)
-    return resolve(models, known=["up"], file=folder.config).section("up", UpSettings).worker_ids
+    return resolve(models, known=["up"], file=folder.config).section("up", UpSettings)
 
 
 def settled(

@@ -11,7 +11,8 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from isles.ops.chaos.plan import KINDS, RANDOM_KINDS, Kind, Plan, RandomPlan, draw, parse_kinds, validate
+from isles.ops.chaos.plan import KINDS, RANDOM_KINDS, RANDOM_ROLES, Kind, Plan, RandomPlan, draw, parse_kinds, validate
+from isles.ops.chaos.roster import Roster
 from isles.proto.config import TOML_FAULTS
 from isles.proto.errors import ConfigError, UsageError
 
@@ -59,12 +60,11 @@ def random_options(prefix: str, kinds: Sequence[Kind] = RANDOM_KINDS) -> list[cl
     ]
 
 
-def read_plan(
-    text: str, options: Mapping[str, Any], regions: Sequence[str] = (), kinds: Sequence[Kind] = RANDOM_KINDS
-) -> Plan:
+def read_plan(text: str, options: Mapping[str, Any], roster: Roster, kinds: Sequence[Kind] = RANDOM_KINDS) -> Plan:
     """The plan of a file, or a drawn one; `options` are those of `random_options`, by their names, as are `kinds`.
 
-    Raises ConfigError with one sentence for a plan that is wrong, UsageError for a file that cannot be read.
+    Raises ConfigError with one sentence for a plan that is wrong, or that names whom the run does not have, and
+    UsageError for a file that cannot be read.
     """
     given = {name.removeprefix("chaos_"): value for name, value in options.items() if value is not None}
     if text != RANDOM:
@@ -72,15 +72,19 @@ def read_plan(
         if unused:
             raise ConfigError(f"{unused[0]} belongs to a random plan: the plan {text} says itself what happens when")
         plan = read_file(Path(text))
+        roster.check(plan, text)
         return plan.model_copy(update={"seed": given["seed"]}) if "seed" in given else plan
-    wanted: dict[str, Any] = {"regions": tuple(regions), "kinds": tuple(kinds)}
+    roles = tuple(role for role in RANDOM_ROLES if role in roster.roles)
+    wanted: dict[str, Any] = {"regions": roster.regions, "kinds": tuple(kinds), "roles": roles}
     for name, key in (("seed", "seed"), ("every", "every_seconds"), ("for", "for_seconds"), ("lasting", "seconds")):
         if name in given:
             wanted[key] = given[name]
     if "kinds" in given:
         wanted["kinds"] = parse_kinds(given["kinds"])
     if "processes" in given:
-        wanted["processes"] = tuple(name.strip() for name in given["processes"].split(",") if name.strip())
+        named = tuple(name.strip() for name in given["processes"].split(",") if name.strip())
+        roster.check_names(named, "a random plan: processes")
+        wanted |= {"processes": named, "workers": tuple(name for name in named if name in roster.workers)}
     try:
         chosen = RandomPlan(**wanted)
     except ValidationError as error:

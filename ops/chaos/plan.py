@@ -168,6 +168,10 @@ class RandomPlan(BaseModel):
     kinds: tuple[Kind, ...] = RANDOM_KINDS
     processes: tuple[_NAME, ...] = ()
     """To whom it may happen; empty = to anybody."""
+    workers: tuple[_NAME, ...] = ()
+    """Those of them that are workers: faults of the network happen to no others."""
+    roles: tuple[Role, ...] = RANDOM_ROLES
+    """Whom it may happen to where nobody is named."""
     regions: tuple[_NAME, ...] = ()
     """Which may be cut off; a cut is not drawn without one."""
     seconds: _Seconds = RANDOM_SECONDS
@@ -175,9 +179,12 @@ class RandomPlan(BaseModel):
 
 def draw(wanted: RandomPlan, chance: Chance) -> Plan:
     """A fault every so many seconds, not quite evenly; the same for the same seed. Raises ConfigError."""
-    kinds = [kind for kind in wanted.kinds if kind != "cut" or wanted.regions]
+    kinds = [kind for kind in wanted.kinds if _has_whom(kind, wanted)]
     if not kinds:
-        raise ConfigError("there is nothing to draw: cut needs a run with regions; name other kinds as well")
+        raise ConfigError(
+            "there is nothing to draw: cut needs a run with regions, what else happens to the network a worker, which "
+            "must be among the processes that are named; name other kinds as well"
+        )
     num_faults = int(wanted.for_seconds / wanted.every_seconds)
     if num_faults > FAULTS_MAX:
         raise ConfigError(f"that would be {num_faults} faults, at most {FAULTS_MAX} are drawn: make `every` longer")
@@ -191,11 +198,22 @@ def draw(wanted: RandomPlan, chance: Chance) -> Plan:
         if kind == "cut":
             given["region"] = chance.choice(wanted.regions)
         elif kind not in WIDE_KINDS and wanted.processes:
-            given["process"] = chance.choice(wanted.processes)
+            given["process"] = chance.choice(wanted.workers if kind in NETWORK_KINDS else wanted.processes)
         elif kind not in WIDE_KINDS:
-            given["role"] = "worker" if kind in NETWORK_KINDS else chance.choice(RANDOM_ROLES)
+            given["role"] = "worker" if kind in NETWORK_KINDS else chance.choice(wanted.roles)
         faults.append(Fault(**given))
     return Plan(seed=wanted.seed, fault=tuple(faults))
+
+
+def _has_whom(kind: Kind, wanted: RandomPlan) -> bool:
+    """Whether there is anybody a fault of the kind can happen to."""
+    if kind in WIDE_KINDS:
+        return True
+    if kind == "cut":
+        return bool(wanted.regions)
+    if wanted.processes:
+        return bool(wanted.workers) or kind not in NETWORK_KINDS
+    return "worker" in wanted.roles if kind in NETWORK_KINDS else bool(wanted.roles)
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:

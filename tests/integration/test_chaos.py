@@ -139,7 +139,7 @@ def test_chaos_comes_to_a_run_from_outside_and_says_what_it_cannot_do(small_run:
         {"at": 0.5, "kind": "kill", "process": "us-0"},
     )
     report = small_run.ask("chaos", plan, "--run-dir", small_run.run_dir)
-    assert report["is_kept"]
+    assert unkept(report) == [], "all can be told while the run goes on"
     assert [one["targets"] for one in report["faults"]] == [[holder], ["us-0"]]
     assert report["fail_overs"][0]["heir"] in {"outer", "outer-2"}
     assert report["fail_overs"][0]["committed_seconds"] > 0
@@ -147,11 +147,26 @@ def test_chaos_comes_to_a_run_from_outside_and_says_what_it_cannot_do(small_run:
     links = write_plan(tmp_path / "links.toml", {"at": 0.0, "kind": "reset"})
     refused = small_run.isles("chaos", links, "--run-dir", small_run.run_dir)
     assert (refused.returncode, "isles up --chaos PLAN" in refused.stderr) == (2, True)
-    assert small_run.isles("check", small_run.run_dir, "--no-replay").returncode == 0
+    nobody = write_plan(tmp_path / "nobody.toml", {"at": 0.0, "kind": "kill", "process": "us-7"})
+    unknown = small_run.isles("chaos", nobody, "--run-dir", small_run.run_dir)
+    assert unknown.returncode == 2
+    assert "it has broker, outer, outer-2, us-0, eu-0" in unknown.stderr
+    found = small_run.ask("check", small_run.run_dir, "--no-replay")
+    assert [one["promise"] for one in unkept(found)] == ["the tape replays bit by bit"]
+    assert (found["is_going_on"], any(one["at_end"] for one in found["findings"])) == (True, True)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=RUN_SECONDS)
     gone = small_run.isles("chaos", plan, "--run-dir", small_run.run_dir)
     assert (gone.returncode, "no `isles up` is running" in gone.stderr) == (2, True)
+
+
+def test_a_new_run_whose_plan_names_a_region_that_it_has_not_does_not_start(small_run: SmallRun) -> None:
+    plan = write_plan(small_run.run_dir.with_name("plan.toml"), {"at": 0.0, "kind": "cut", "region": "asia"})
+    refused = small_run.isles("up", "--run-dir", small_run.run_dir, *FLAGS, f"--chaos={plan}")
+    assert refused.returncode == 2
+    assert "there is no region asia" in refused.stderr
+    assert "it has eu, us" in refused.stderr
+    assert small_run.events("up") == []
 
 
 @pytest.mark.soak

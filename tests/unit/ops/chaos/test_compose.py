@@ -15,6 +15,7 @@ from isles.ops.chaos.checker import Finding
 from isles.ops.chaos.compose import Project, as_of_a_run, container_process
 from isles.ops.chaos.measures import FaultRecord, measure
 from isles.ops.chaos.targets import birth_of
+from isles.ops.main import run
 from isles.proto.errors import UsageError
 
 DOCKER = """#!/bin/sh
@@ -102,6 +103,31 @@ def test_a_project_is_what_docker_says_runs_of_it(docker: Docker) -> None:
 def test_a_worker_that_is_about_to_be_started_again_is_still_there(state: str, is_there: bool, docker: Docker) -> None:
     docker.has(container("broker", Args=["broker"]), container(State={"Running": False, "Pid": 0, "Status": state}))
     assert Project("isles").has_workers() == is_there
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            'kind = "kill"\nprocess = "us-0"',
+            "no process us-0 in the compose project isles: it has broker, worker-us-2",
+        ),
+        (
+            'kind = "freeze"\nrole = "outer"',
+            "no outer in the compose project isles: it has broker, worker-us-2",
+        ),
+        ('kind = "corrupt"', "its kinds are kill, kill-all, freeze"),
+    ],
+)
+def test_a_plan_for_whom_a_project_does_not_have_is_refused_before_anything_happens(
+    fault: str, words: str, docker: Docker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = container(number="2", State={"Running": False, "Pid": 0})
+    docker.has(container("broker", Args=["broker"]), gone)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f"[[fault]]\nat = 0\n{fault}\n", encoding="utf-8")
+    assert run(["chaos", str(plan), "--compose", "isles"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_project_that_does_not_run_and_a_docker_that_fails_are_one_sentence(docker: Docker) -> None:

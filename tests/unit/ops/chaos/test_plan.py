@@ -20,7 +20,11 @@ from isles.ops.chaos.plan import (
     parse_kinds,
     validate,
 )
+from isles.ops.chaos.roster import Member, Roster, roster_of
+from isles.ops.settings import UpSettings
 from isles.proto.errors import ConfigError, UsageError
+
+ROSTER = roster_of(UpSettings(workers="us=2"))
 
 
 def complaint(fault: dict[str, Any]) -> str:
@@ -67,9 +71,9 @@ def test_every_kind_has_a_sentence_and_every_fault_too() -> None:
 def test_a_plan_is_read_from_a_file_and_its_seed_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text('seed = 4\n[[fault]]\nat = 1\nkind = "freeze"\nrole = "worker"\nseconds = 2\n', encoding="utf-8")
-    plan = read_plan(str(path), {"chaos_seed": None})
+    plan = read_plan(str(path), {"chaos_seed": None}, ROSTER)
     assert (plan.seed, plan.ends_at) == (4, 3.0)
-    assert read_plan(str(path), {"chaos_seed": 9}).seed == 9
+    assert read_plan(str(path), {"chaos_seed": 9}, ROSTER).seed == 9
     assert not plan.has_network_faults
 
 
@@ -77,16 +81,16 @@ def test_what_belongs_to_a_random_plan_is_refused_with_a_file(tmp_path: Path) ->
     path = tmp_path / "plan.toml"
     path.write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="every belongs to a random plan"):
-        read_plan(str(path), {"chaos_every": 3.0})
+        read_plan(str(path), {"chaos_every": 3.0}, ROSTER)
 
 
 def test_a_plan_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        read_plan(str(tmp_path / "nothing"), {})
+        read_plan(str(tmp_path / "nothing"), {}, ROSTER)
     path = tmp_path / "plan.toml"
     path.write_text("[[fault", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no TOML file"):
-        read_plan(str(path), {})
+        read_plan(str(path), {}, ROSTER)
 
 
 def test_the_same_seed_draws_the_same_plan_and_another_one_another() -> None:
@@ -101,14 +105,14 @@ def test_the_same_seed_draws_the_same_plan_and_another_one_another() -> None:
 
 
 def test_faults_are_drawn_for_those_that_are_named() -> None:
-    plan = read_plan(RANDOM, {"chaos_processes": "us-0, outer", "chaos_kinds": "kill", "chaos_for": 200.0})
+    plan = read_plan(RANDOM, {"chaos_processes": "us-0, outer", "chaos_kinds": "kill", "chaos_for": 200.0}, ROSTER)
     assert {fault.process for fault in plan.fault} == {"us-0", "outer"}
 
 
 def test_what_is_drawn_unasked_needs_no_links_of_a_run_under_way_and_never_costs_more_than_time() -> None:
-    from_outside = read_plan(RANDOM, {"chaos_for": 1000.0}, ["us"])
+    from_outside = read_plan(RANDOM, {"chaos_for": 1000.0}, ROSTER)
     assert {fault.kind for fault in from_outside.fault} == set(RANDOM_KINDS)
-    under_up = read_plan(RANDOM, {"chaos_for": 3000.0}, ["us"], RANDOM_KINDS_WITH_LINKS)
+    under_up = read_plan(RANDOM, {"chaos_for": 3000.0}, ROSTER, RANDOM_KINDS_WITH_LINKS)
     drawn = [fault.kind for fault in under_up.fault]
     assert set(drawn) == set(KINDS) - {"kill-all", "disk-full", "corrupt"}
     assert max(set(drawn), key=drawn.count) == "kill"
@@ -116,10 +120,10 @@ def test_what_is_drawn_unasked_needs_no_links_of_a_run_under_way_and_never_costs
 
 def test_a_random_plan_that_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ConfigError, match="cut needs a run with regions"):
-        read_plan(RANDOM, {"chaos_kinds": "cut"})
+        read_plan(RANDOM, {"chaos_kinds": "cut"}, Roster({"broker": Member("broker")}, "a project"))
     with pytest.raises(ConfigError, match="every_seconds: input should be greater than 0"):
-        read_plan(RANDOM, {"chaos_every": 0.0})
+        read_plan(RANDOM, {"chaos_every": 0.0}, ROSTER)
     with pytest.raises(ConfigError, match="make `every` longer"):
-        read_plan(RANDOM, {"chaos_every": 1e-6})
+        read_plan(RANDOM, {"chaos_every": 1e-6}, ROSTER)
     with pytest.raises(ConfigError, match="'explode' is no kind of fault"):
         parse_kinds("kill,explode")
