@@ -199,6 +199,8 @@ def _flag(section: str, name: str, own: str) -> str:
 
 
 def _metavar(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return "|".join(choice.get("title") or _metavar(choice) for choice in schema["anyOf"])
     if "enum" in schema:
         return "|".join(str(value) for value in schema["enum"])
     if "path" in str(schema.get("format", "")):

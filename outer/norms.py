@@ -2,7 +2,8 @@
 
 The carried norms decide how far `rda` moves a tensor, and nothing else about them can be checked by the outer: what was
 quantised away is gone. But a codec's error has a bound. By the triangle inequality the norm before quantisation lies
-within the norm of the error of the decoded one, so a learner can lie by no more than its codec's rounding.
+within the norm of the error of the decoded one, so a learner can lie by no more than its codec's rounding. The scales
+of a step codec say more than that, see `isles.outer.energies`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from isles.outer.accumulators import l2_norm
-from isles.proto.codec.table import BLOCK_VALUES, BlockCodec, Codec
+from isles.outer.energies import energy_bounds
+from isles.proto.codec import Decoded
+from isles.proto.codec.scales import FLUSHED_SHARE
+from isles.proto.codec.table import BLOCK_VALUES, BlockCodec, Codec, PlaneCodec, StepCodec
 from isles.proto.manifest import TensorSlice
 
 Vector = npt.NDArray[np.float32]
@@ -29,32 +33,41 @@ NORM_ROUNDING: Final = 1e-6
 KEPT_BITS_OF_BF16: Final = 8
 """Of a significand: rounding moves a value by at most 2^-9 of its magnitude, or 2^-8 of the decoded one."""
 
-FLUSHED_SHARE: Final = 2.0**-28
-"""A block whose largest value is below this share of its payload's largest is sent as zeros."""
-
 SMALLEST: Final = 2.0**-120
 """More than any codec loses of a value in absolute terms, where it reaches the end of the single-precision range."""
 
 BLOCKS_AT_ONCE: Final = 512
 
 
-def wrong_norm(norms: Sequence[float], vector: Vector, codec: Codec, slices: Sequence[TensorSlice]) -> str:
+def wrong_norm(norms: Sequence[float], decoded: Decoded, codec: Codec, slices: Sequence[TensorSlice]) -> str:
     """What is wrong with the first norm that cannot be true, as half a sentence; "" if all can.
 
-    `norms` [tensors] are those before quantisation, `vector` [n] float32 is what the payload decodes to.
+    `norms` [tensors] are those before quantisation, `decoded` is what the payload decodes to.
     """
-    bounds = _error_bounds(vector, codec, slices)
-    for one, norm, bound in zip(slices, norms, bounds, strict=True):
-        decoded = l2_norm(vector[one.start : one.stop])
-        if abs(norm - decoded) > ERROR_FACTOR * bound + NORM_ROUNDING * decoded:
+    for one, norm, (low, high) in zip(slices, norms, _norm_bounds(decoded, codec, slices), strict=True):
+        if not low * (1 - NORM_ROUNDING) <= norm <= high * (1 + NORM_ROUNDING):
+            found = l2_norm(decoded.values[one.start : one.stop])
             return (
                 f"the norm of tensor {one.name} is said to be {norm:.6g}, but its payload decodes to one of "
-                f"{decoded:.6g} and codec {codec.name} can have lost no more than {bound:.3g}"
+                f"{found:.6g}, which codec {codec.name} makes of norms between {low:.6g} and {high:.6g}"
             )
     return ""
 
 
-def _error_bounds(vector: Vector, codec: Codec, slices: Sequence[TensorSlice]) -> list[float]:
+def _norm_bounds(decoded: Decoded, codec: Codec, slices: Sequence[TensorSlice]) -> list[tuple[float, float]]:
+    """The smallest and the largest norm that each tensor can have had before it was encoded."""
+    if isinstance(codec, StepCodec):
+        assert decoded.scales is not None
+        lows, highs = energy_bounds(decoded.values, decoded.scales, codec, slices)
+        return list(zip(np.sqrt(lows).tolist(), np.sqrt(highs).tolist(), strict=True))
+    found = [l2_norm(decoded.values[one.start : one.stop]) for one in slices]
+    bounds = _error_bounds(decoded.values, codec, slices)
+    return [
+        (norm - ERROR_FACTOR * bound, norm + ERROR_FACTOR * bound) for norm, bound in zip(found, bounds, strict=True)
+    ]
+
+
+def _error_bounds(vector: Vector, codec: PlaneCodec | BlockCodec, slices: Sequence[TensorSlice]) -> list[float]:
     """The largest norm that the codec's error can have in each tensor.
 
     A plane codec rounds each value by a share of its own magnitude. A block codec rounds each value to the nearest of

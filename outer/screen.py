@@ -16,7 +16,7 @@ from isles.outer.conduct import reason_of
 from isles.outer.norms import wrong_norm
 from isles.outer.sketch import sketch
 from isles.proto.agreement import SyncSettings
-from isles.proto.codec import decode, inspect
+from isles.proto.codec import decode_with_scales, inspect
 from isles.proto.codec.table import codec_named
 from isles.proto.errors import PayloadError
 from isles.proto.manifest import TensorSlice, codecs_of
@@ -72,15 +72,16 @@ def screen_payload(
         codec = inspect(payload).codec
         if fault := _codec_fault("its payload", codec, _codecs(slices, sync, past)):
             return Screening(reason_of(contribution.id, fault), "payload")
-        vector = decode(payload, num_values=num_values, allow_nonfinite=True)
+        decoded = decode_with_scales(payload, num_values=num_values, allow_nonfinite=True)
     except PayloadError as error:
         return Screening(reason_of(contribution.id, str(error)), "payload")
+    vector = decoded.values
     tensor = _first_not_finite(vector, slices)
     if tensor:
         return Screening(reason_of(contribution.id, f"tensor {tensor} is {NOT_FINITE}"), "finite")
     norm = _norm(vector, slices)
     if sync.merge_rule == "rda":
-        if fault := wrong_norm(contribution.norms, vector, codec_named(codec), slices):
+        if fault := wrong_norm(contribution.norms, decoded, codec_named(codec), slices):
             return Screening(reason_of(contribution.id, fault), "norm")
         norm = max(norm, math.hypot(*contribution.norms))
     return Screening(norm=norm, sketch=b"" if slices[0].is_buffers else sketch(vector))

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from isles.proto.codec_names import CodecName
 from isles.proto.ids import Digest, Name
 from isles.proto.presets import PRESETS, QUORUM_MAX, Preset
 
@@ -28,7 +29,6 @@ ApplyRule = Literal["rebase", "overwrite", "blend", "hybrid"]
 Books = Literal["exact", "published"]
 MergeRule = Literal["mean", "rda"]
 OuterSchedule = Literal["constant", "linear", "cosine"]
-CodecName = Literal["fp32", "bf16", "int8", "int4"]
 
 Scalar = bool | int | float | Annotated[str, StringConstraints(max_length=4096)] | None
 """What a setting may be on the wire; settings with structure are dotted keys."""

@@ -179,6 +179,9 @@ def property_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
 def allowed_values(model: type[BaseModel], name: str) -> str:
     """What a setting may be, in words: `a whole number from 1 to 4096`."""
     schema = property_schema(model, name)
+    if families := [choice for choice in schema.get("anyOf", []) if "title" in choice]:  # names, and families of names
+        names = [str(value) for choice in schema["anyOf"] for value in choice.get("enum", [])]
+        return "one of " + ", ".join(names) + "".join(f", or {choice['description']}" for choice in families)
     if "enum" in schema:
         return "one of " + ", ".join(str(value) for value in schema["enum"])
     if "const" in schema:

@@ -20,7 +20,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
-from isles.proto.agreement import MANIFEST_CHARACTERS_MAX, CodecName, SyncSettings
+from isles.proto.agreement import MANIFEST_CHARACTERS_MAX, SyncSettings
+from isles.proto.codec_names import CodecName
 from isles.proto.errors import ManifestError, MessageError
 from isles.proto.ids import FRAGMENTS_MAX
 

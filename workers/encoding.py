@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from isles.proto.agreement import CodecName, SyncSettings
+from isles.proto.agreement import SyncSettings
 from isles.proto.codec.torch_codec import encode_with_stats
+from isles.proto.codec_names import CodecName
 from isles.proto.manifest import codecs_of
 from isles.proto.messages import BlobRef, Contribution
 from isles.workers.account import Account

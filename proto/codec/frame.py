@@ -6,7 +6,7 @@
          5     1  codec id
          6     1  codec version
          7     1  reserved, 0
-         8     2  codec parameter, 0 (room for families of codecs)
+         8     2  codec parameter: 100 S of a step codec, else 0
         10     2  scale exponent, signed: every stored scale is multiplied by two to this power
         12     8  number of values
         20     8  raw bytes: size of the frame's content
@@ -27,7 +27,17 @@ from typing import Final
 
 import zstandard
 
-from isles.proto.codec.table import CODECS_BY_ID, BlockCodec, Codec, codec_named
+from isles.proto.codec.table import (
+    CODECS_BY_ID,
+    STEP_CODEC_ID,
+    STEP_CODEC_VERSION,
+    Codec,
+    PlaneCodec,
+    StepCodec,
+    codec_named,
+    step_codec,
+)
+from isles.proto.codec_names import STEP_HUNDREDTHS_MAX, STEP_HUNDREDTHS_MIN
 from isles.proto.errors import PayloadError
 
 Buffer = bytes | bytearray | memoryview
@@ -38,6 +48,12 @@ FORMAT_VERSION: Final = 1
 ZSTD_LEVEL: Final = 1
 """Codes have no repetitions for a higher level to find (level 3 gained nothing and cost up to 6 times the time); a
 negative level would switch off the Huffman stage, which is all that helps."""
+
+HASH_LOG: Final = 6
+"""The smallest table of past bytes, 64 entries: what zstd finds in such data saves nothing, so it shall find little."""
+
+WINDOW_LOG: Final = 17
+"""As long as the longest block, 128 KiB: a longer one keeps more of the past for nothing, a shorter one cuts blocks."""
 
 WINDOW_BYTES_MAX: Final = 128 << 20
 """Largest window that a frame may ask the decompressor to keep; our own frames ask for at most 2 MiB."""
@@ -52,6 +68,15 @@ _FIELDS: Final = struct.Struct("<4sBBBBHhQQ")
 _CHECKSUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A payload and what its encoder knows about it."""
+
+    payload: bytes
+    is_zero: bool
+    """Whether every value decodes to zero, so that sending the payload would tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +109,30 @@ def bound_bytes(name: str, num_values: int) -> int:
 
 def pack(codec: Codec, *, num_values: int, scale_exponent: int, raw: Buffer) -> bytes:
     """Puts the raw form of `num_values` values behind a header; equal arguments give equal bytes."""
+    parameter = codec.hundredths if isinstance(codec, StepCodec) else 0
     fields = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, codec.codec_id, codec.version, 0, 0, scale_exponent, num_values, len(raw)
+        MAGIC, FORMAT_VERSION, codec.codec_id, codec.version, 0, parameter, scale_exponent, num_values, len(raw)
     )
+    checksum = _CHECKSUM.pack(zlib.crc32(fields))
+    if isinstance(codec, StepCodec):
+        return b"".join((fields, checksum, *_compress_apart(raw, codec.scale_bytes(num_values))))
     compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, write_content_size=True)
-    return b"".join((fields, _CHECKSUM.pack(zlib.crc32(fields)), compressor.compress(raw)))
+    return b"".join((fields, checksum, compressor.compress(raw)))
+
+
+def _compress_apart(raw: Buffer, scale_bytes: int) -> tuple[bytes, ...]:
+    """One frame, in pieces. Scales and levels are unlike: both get blocks and Huffman tables of their own."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, hash_log=HASH_LOG, window_log=WINDOW_LOG, write_checksum=True, write_content_size=True
+    )
+    frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=len(raw))
+    view = memoryview(raw)
+    return (
+        frame.compress(view[:scale_bytes]),
+        frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK),
+        frame.compress(view[scale_bytes:]),
+        frame.flush(),
+    )
 
 
 def inspect(payload: Buffer) -> PayloadHeader:
@@ -108,19 +152,15 @@ def inspect(payload: Buffer) -> PayloadHeader:
         raise refusal("the checksum of its header is wrong")
     if format_version != FORMAT_VERSION:
         raise refusal(f"its format version is {format_version}, only {FORMAT_VERSION} is known")
-    codec = CODECS_BY_ID.get(codec_id)
-    if codec is None:
-        raise refusal(f"codec id {codec_id} is unknown")
-    if codec_version != codec.version:
-        raise refusal(f"version {codec_version} of codec {codec.name} is unknown, only {codec.version} is")
-    if reserved or parameter:
-        raise refusal(f"codec {codec.name} takes no parameter, {parameter} was given (reserved byte {reserved})")
-    exponents = range(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX + 1) if isinstance(codec, BlockCodec) else range(1)
+    if reserved:
+        raise refusal(f"its reserved byte is {reserved}, beside codec parameter {parameter}")
+    codec = _codec_of(codec_id, codec_version, parameter)
+    exponents = range(1) if isinstance(codec, PlaneCodec) else range(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX + 1)
     if exponent not in exponents:
         raise refusal(f"the scale exponent {exponent} is outside {exponents[0]}..{exponents[-1]}")
     if num_values == 0:
         raise refusal("it declares no values")
-    if raw_bytes != codec.raw_bytes(num_values):
+    if not codec.is_raw_size(num_values, raw_bytes):
         raise refusal(f"it declares {raw_bytes} raw bytes, {num_values} values of {codec.name} take other")
     if len(view) > _bound(raw_bytes):
         raise refusal(f"it has {len(view)} bytes, more than {num_values} values of {codec.name} can take")
@@ -151,6 +191,25 @@ def as_bytes_view(payload: Buffer) -> memoryview:
     """A flat view of a payload's bytes, copied only if they do not lie together in memory."""
     view = memoryview(payload)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def _codec_of(codec_id: int, codec_version: int, parameter: int) -> Codec:
+    codec = CODECS_BY_ID.get(codec_id)
+    if codec is None and codec_id != STEP_CODEC_ID:
+        raise refusal(f"codec id {codec_id} is unknown")
+    name, version = ("step<S>", STEP_CODEC_VERSION) if codec is None else (codec.name, codec.version)
+    if codec_version != version:
+        raise refusal(f"version {codec_version} of codec {name} is unknown, only {version} is")
+    if codec is None:
+        if not STEP_HUNDREDTHS_MIN <= parameter <= STEP_HUNDREDTHS_MAX:
+            raise refusal(
+                f"its codec parameter {parameter} is outside {STEP_HUNDREDTHS_MIN}..{STEP_HUNDREDTHS_MAX}, "
+                "which is 100 S of the codecs step<S>"
+            )
+        return step_codec(parameter)
+    if parameter:
+        raise refusal(f"codec {codec.name} takes no parameter, {parameter} was given")
+    return codec
 
 
 def _check_frame(frame: memoryview, raw_bytes: int) -> None:

@@ -6,27 +6,23 @@ would cost several times the run time and a copy of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from isles.proto.codec.frame import Buffer, PayloadHeader, pack, refusal, unpack
+from isles.proto.codec.chunks import Bytes, Vector, rows, spans
+from isles.proto.codec.frame import Buffer, Encoded, PayloadHeader, pack, refusal, unpack
 from isles.proto.codec.scales import check_magnitudes, choose_scales, read_scales
+from isles.proto.codec.steps import decode_steps, encode_steps
 from isles.proto.codec.table import (
     BLOCK_VALUES,
-    CODECS_BY_NAME,
     SCALE_BYTES,
     VALUE_BYTES,
     BlockCodec,
     PlaneCodec,
+    StepCodec,
     codec_named,
 )
-
-Vector = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 CHUNK_BLOCKS: Final = 512
 """Blocks handled at a time: 256 KiB of values, so that values and scratch fit a second-level cache."""
@@ -34,13 +30,14 @@ CHUNK_BLOCKS: Final = 512
 CHUNK_VALUES: Final = CHUNK_BLOCKS * BLOCK_VALUES
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A payload and what its encoder knows about it."""
+class Decoded(NamedTuple):
+    """What a payload decodes to."""
 
-    payload: bytes
-    is_zero: bool
-    """Whether every value decodes to zero, so that sending the payload would tell nothing."""
+    values: Vector
+    """[num_values]"""
+    scales: Vector | None
+    """[blocks] what the levels of each block were multiplied by, for a step codec: it tells the energy of the block
+    before it was quantised."""
 
 
 def encode(name: str, values: Vector) -> bytes:
@@ -56,6 +53,8 @@ def encode_with_stats(name: str, values: Vector) -> Encoded:
     """Like `encode`, and says whether the payload decodes to zeros only."""
     codec = codec_named(name)
     vector = _checked(values)
+    if isinstance(codec, StepCodec):
+        return encode_steps(codec, vector)
     if isinstance(codec, BlockCodec):
         return _encode_blocks(codec, vector)
     return _encode_planes(codec, vector)
@@ -67,11 +66,19 @@ def decode(payload: Buffer, *, num_values: int, allow_nonfinite: bool = False) -
     Only codecs that can carry NaN and infinity (fp32, bf16) are affected by `allow_nonfinite`; without it such values
     are refused. Raises PayloadError for whatever is wrong with the payload, before any of it is used.
     """
+    return decode_with_scales(payload, num_values=num_values, allow_nonfinite=allow_nonfinite).values
+
+
+def decode_with_scales(payload: Buffer, *, num_values: int, allow_nonfinite: bool = False) -> Decoded:
+    """Like `decode`, and gives the scales of a step codec's blocks."""
     header, raw = unpack(payload, num_values=num_values)
-    codec = CODECS_BY_NAME[header.codec]
+    codec = codec_named(header.codec)
+    if isinstance(codec, StepCodec):
+        vector = np.empty(num_values, np.float32)
+        return Decoded(vector, decode_steps(codec, header, raw, out=vector))
     if isinstance(codec, BlockCodec):
-        return _decode_blocks(codec, header, raw)
-    return _decode_planes(codec, header, raw, allow_nonfinite)
+        return Decoded(_decode_blocks(codec, header, raw), None)
+    return Decoded(_decode_planes(codec, header, raw, allow_nonfinite), None)
 
 
 def is_zero_magnitude(codec: PlaneCodec, magnitude: float) -> bool:
@@ -81,10 +88,12 @@ def is_zero_magnitude(codec: PlaneCodec, magnitude: float) -> bool:
 
 
 def _encode_planes(codec: PlaneCodec, vector: Vector) -> Encoded:
-    magnitudes = np.array([_magnitude(vector[first:last]) for first, last in _spans(vector.size)], np.float32)
+    magnitudes = np.array(
+        [_magnitude(vector[first:last]) for first, last in spans(vector.size, CHUNK_VALUES)], np.float32
+    )
     check_magnitudes(codec, magnitudes, span=CHUNK_VALUES)
     raw = np.empty((codec.planes, vector.size), np.uint8)
-    for first, last in _spans(vector.size):
+    for first, last in spans(vector.size, CHUNK_VALUES):
         bits = vector[first:last].view(np.uint32) + np.uint32(codec.rounding)
         octets = bits.view(np.uint8).reshape(-1, VALUE_BYTES)
         for plane in range(codec.planes):
@@ -97,7 +106,7 @@ def _decode_planes(codec: PlaneCodec, header: PayloadHeader, raw: bytes, allow_n
     planes = np.frombuffer(raw, np.uint8).reshape(codec.planes, header.num_values)
     vector = np.zeros(header.num_values, np.float32)
     octets = vector.view(np.uint8).reshape(-1, VALUE_BYTES)
-    for first, last in _spans(vector.size):
+    for first, last in spans(vector.size, CHUNK_VALUES):
         for plane in range(codec.planes):
             octets[first:last, codec.first_byte + plane] = planes[plane, first:last]
         if not allow_nonfinite and not np.isfinite(_magnitude(vector[first:last])):
@@ -109,8 +118,8 @@ def _encode_blocks(codec: BlockCodec, vector: Vector) -> Encoded:
     blocks = codec.num_blocks(vector.size)
     magnitudes = np.empty(blocks, np.float32)
     scratch = np.empty((2, min(blocks, CHUNK_BLOCKS), BLOCK_VALUES), np.float32)
-    for first, last in _spans(blocks, CHUNK_BLOCKS):
-        absolute = np.abs(_rows(vector, first, last), out=scratch[0, : last - first])
+    for first, last in spans(blocks, CHUNK_BLOCKS):
+        absolute = np.abs(rows(vector, first, last, BLOCK_VALUES), out=scratch[0, : last - first])
         np.max(absolute, axis=1, out=magnitudes[first:last])
     check_magnitudes(codec, magnitudes, span=BLOCK_VALUES)
 
@@ -118,9 +127,9 @@ def _encode_blocks(codec: BlockCodec, vector: Vector) -> Encoded:
     raw = np.empty(codec.raw_bytes(vector.size), np.uint8)
     raw[: blocks * SCALE_BYTES] = scales.stored.view(np.uint8)
     codes = raw[blocks * SCALE_BYTES :].reshape(blocks, codec.block_bytes)
-    for first, last in _spans(blocks, CHUNK_BLOCKS):
+    for first, last in spans(blocks, CHUNK_BLOCKS):
         ratio, level = scratch[:, : last - first]
-        np.divide(_rows(vector, first, last), scales.divisors[first:last, None], out=ratio)
+        np.divide(rows(vector, first, last, BLOCK_VALUES), scales.divisors[first:last, None], out=ratio)
         _round_half_to_zero(ratio, out=level)
         # A scale rounded down to a half leaves a ratio of at most level_max * (1 + 2^-11): no level exceeds the range.
         level += codec.level_max
@@ -135,7 +144,7 @@ def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Vect
     codes = read_codes(codec, header, raw)
     vector = np.empty(header.num_values, np.float32)
     scratch = np.empty((min(len(codes), CHUNK_BLOCKS), BLOCK_VALUES), np.float32)
-    for first, last in _spans(len(codes), CHUNK_BLOCKS):
+    for first, last in spans(len(codes), CHUNK_BLOCKS):
         level = scratch[: last - first]
         _unpack_codes(codec, codes[first:last], out=level)
         level -= codec.level_max
@@ -153,7 +162,7 @@ def read_codes(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Bytes:
     blocks = codec.num_blocks(header.num_values)
     codes = np.frombuffer(raw, np.uint8, offset=blocks * SCALE_BYTES).reshape(blocks, codec.block_bytes)
     code_max = 2 * codec.level_max
-    for first, last in _spans(blocks, CHUNK_BLOCKS):
+    for first, last in spans(blocks, CHUNK_BLOCKS):
         chunk = codes[first:last]
         largest = chunk.max() if codec.codes_per_byte == 1 else max((chunk & 15).max(), (chunk >> 4).max())
         if largest > code_max:
@@ -191,19 +200,6 @@ def _magnitude(part: Vector) -> np.float32:
     """Largest absolute value, NaN if there is one."""
     largest: np.float32 = np.maximum(part.max(), -part.min())
     return largest
-
-
-def _rows(vector: Vector, first: int, last: int) -> Vector:
-    """Blocks `first` to `last` as [blocks, BLOCK_VALUES]: a view, or a copy padded with zeros at the vector's end."""
-    part = vector[first * BLOCK_VALUES : last * BLOCK_VALUES]
-    if part.size < (last - first) * BLOCK_VALUES:
-        part = np.pad(part, (0, (last - first) * BLOCK_VALUES - part.size))
-    return part.reshape(-1, BLOCK_VALUES)
-
-
-def _spans(size: int, step: int = CHUNK_VALUES) -> Iterator[tuple[int, int]]:
-    for first in range(0, size, step):
-        yield first, min(first + step, size)
 
 
 def _checked(values: Vector) -> Vector:

@@ -12,18 +12,19 @@ from typing import Final
 import numpy as np
 import torch
 
-from isles.proto.codec.frame import Buffer, PayloadHeader, pack, refusal, unpack
-from isles.proto.codec.reference import CHUNK_BLOCKS, Encoded, is_zero_magnitude, read_codes
+from isles.proto.codec.frame import Buffer, Encoded, PayloadHeader, pack, refusal, unpack
+from isles.proto.codec.reference import CHUNK_BLOCKS, is_zero_magnitude, read_codes
 from isles.proto.codec.scales import check_magnitudes, choose_scales, read_scales
 from isles.proto.codec.table import (
     BLOCK_VALUES,
-    CODECS_BY_NAME,
     SCALE_BYTES,
     VALUE_BYTES,
     BlockCodec,
     PlaneCodec,
+    StepCodec,
     codec_named,
 )
+from isles.proto.codec.torch_steps import decode_steps, encode_steps
 
 DEVICE_CHUNK_BLOCKS: Final = 1 << 15
 """Blocks handled at a time on an accelerator: 16 MiB of values, large enough to hide the launch of a kernel."""
@@ -50,6 +51,8 @@ def encode_with_stats(name: str, values: torch.Tensor) -> Encoded:
     if values.ndim != 1 or values.numel() == 0:
         raise ValueError(f"values to encode must be a vector of at least one value, the shape is {tuple(values.shape)}")
     vector = values.detach().to(torch.float32).contiguous()
+    if isinstance(codec, StepCodec):
+        return encode_steps(codec, vector)
     if isinstance(codec, BlockCodec):
         return _encode_blocks(codec, vector)
     return _encode_planes(codec, vector)
@@ -69,8 +72,10 @@ def decode(
     elif out.dtype != torch.float32 or out.shape != (num_values,) or not out.is_contiguous():
         raise ValueError(f"out must be a contiguous float32 vector of {num_values} values")
     header, raw = unpack(payload, num_values=num_values)
-    codec = CODECS_BY_NAME[header.codec]
-    if isinstance(codec, BlockCodec):
+    codec = codec_named(header.codec)
+    if isinstance(codec, StepCodec):
+        decode_steps(codec, header, raw, out=out)
+    elif isinstance(codec, BlockCodec):
         _decode_blocks(codec, header, raw, out)
     else:
         _decode_planes(codec, raw, out, allow_nonfinite)

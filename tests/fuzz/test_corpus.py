@@ -71,6 +71,11 @@ CORPUS: Final[dict[str, bytes]] = {
     "a frame to be skipped": b"\x50\x2a\x4d\x18\xff\xff\xff\xff",
     "a frame that needs a dictionary": b"\x28\xb5\x2f\xfd\x03" + b"\xff" * 4 + b"\x00\x01\x00\x00",
     "a header of a payload alone": b"ISLD" + bytes(28),
+    "a header of a step codec without a parameter": bytes.fromhex(
+        "49534c44010501000000000001000000000000000300000000000000"
+    )
+    + bytes.fromhex("00000000")
+    + bytes.fromhex("28b52ffd"),
     "a header of a payload full of ones": b"ISLD" + b"\xff" * 60,
     "the header of safetensors that claims everything": b"\xff" * 8 + b"{}",
     "an array of numpy with objects": b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
@@ -106,11 +111,11 @@ def test_what_did_harm_does_none(name: str, check_sentence: Callable[[Exception]
 
 PAYLOADS = {
     name: codec.encode(name, (np.random.default_rng(7).standard_normal(NUM_VALUES) * 1e-3).astype(np.float32))
-    for name in codec.CODEC_NAMES
+    for name in (*codec.CODEC_NAMES, "step1", "step1.5", "step2.5")
 }
 
 
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", PAYLOADS)
 def test_a_spoilt_payload_costs_no_more_memory_than_a_good_one_may(
     name: str, spoilers: Callable[[int], Spoiler], check_sentence: Callable[[Exception], None]
 ) -> None:

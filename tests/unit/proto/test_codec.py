@@ -17,18 +17,23 @@ from hypothesis.extra import numpy as hnp
 from isles.proto import codec
 from isles.proto.codec import torch_codec
 from isles.proto.codec.reference import CHUNK_VALUES
-from isles.proto.codec.scales import MAGNITUDE_MAX
+from isles.proto.codec.scales import STEP_MAGNITUDE_MAX
+from isles.proto.codec.table import STEP_BLOCK_VALUES
 from isles.proto.errors import ConfigError, NonFiniteError, RangeError
 
 Vector = npt.NDArray[np.float32]
 LEVELS = {"int8": 127, "int4": 7}
 EXACT = ["fp32"]
-LOSSY = ["bf16", "int8", "int4"]
+STEPS = ["step0.5", "step1", "step1.19", "step1.2", "step1.69", "step1.7", "step2.5"]
+"""Each layout of the family, at its ends."""
+LOSSY = ["bf16", "int8", "int4", *STEPS]
+NAMES = [*codec.CODEC_NAMES, *STEPS]
 EDGE_SIZES = [1, 2, 127, 128, 129, CHUNK_VALUES - 1, CHUNK_VALUES, CHUNK_VALUES + 1]
+EDGE_SIZES += [n + border for n in (STEP_BLOCK_VALUES, 64 * STEP_BLOCK_VALUES) for border in (-1, 0, 1)]
 
-codec_names = st.sampled_from(codec.CODEC_NAMES)
+codec_names = st.sampled_from(NAMES)
 block_names = st.sampled_from(sorted(LEVELS))
-largest = float(np.float32(MAGNITUDE_MAX))
+largest = STEP_MAGNITUDE_MAX
 vectors = hnp.arrays(
     np.float32, st.integers(1, 400), elements=st.floats(-largest, largest, width=32), fill=st.just(np.float32(0.0))
 )
@@ -120,7 +125,7 @@ def test_every_value_is_covered_at_block_and_chunk_borders(name: str, size: int)
     assert bits(torch_codec.decode(payload, num_values=size).numpy()) == bits(decoded)
 
 
-@given(name=codec_names, values=st.one_of(vectors, delta_like()))
+@given(name=st.sampled_from(codec.CODEC_NAMES), values=st.one_of(vectors, delta_like()))
 def test_encoding_what_was_decoded_changes_nothing(name: str, values: Vector) -> None:
     payload = codec.encode(name, values)
     decoded = codec.decode(payload, num_values=values.size)
@@ -135,7 +140,7 @@ def test_equal_values_give_equal_bytes_within_the_bound(name: str, values: Vecto
     assert len(payload) <= codec.bound_bytes(name, values.size)
 
 
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_incompressible_values_stay_within_the_bound(name: str) -> None:
     noise = np.random.default_rng(5).integers(0, 2**32, 300_000, dtype=np.uint32)
     values = (noise & 0xBFFFFFFF).astype(np.uint32).view(np.float32)
@@ -185,7 +190,7 @@ def test_a_block_of_zeros_beside_others_stays_zero() -> None:
     assert np.array_equal(codec.decode(encoded.payload, num_values=values.size), values)
 
 
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_zeros_of_either_sign_are_known_to_be_zero(name: str) -> None:
     values = np.array([0.0, -0.0] * 100, np.float32)
     assert codec.encode_with_stats(name, values).is_zero
@@ -194,11 +199,9 @@ def test_zeros_of_either_sign_are_known_to_be_zero(name: str) -> None:
 
 def test_a_value_that_a_codec_rounds_to_zero_is_known_to_be_zero() -> None:
     tiny = np.array([2.0**-149], np.float32)
-    assert {name: codec.encode_with_stats(name, tiny).is_zero for name in codec.CODEC_NAMES} == {
+    assert {name: codec.encode_with_stats(name, tiny).is_zero for name in NAMES} == {
         "fp32": False,
-        "bf16": True,
-        "int8": True,
-        "int4": True,
+        **dict.fromkeys(LOSSY, True),
     }
 
 
@@ -210,7 +213,7 @@ def encode(request: pytest.FixtureRequest) -> Callable[[str, Vector], bytes]:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_local_delta_that_is_not_finite_is_the_senders_fault(
     encode: Callable[[str, Vector], bytes], name: str, poison: float
 ) -> None:

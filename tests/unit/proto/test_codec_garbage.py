@@ -20,11 +20,12 @@ from isles.proto.errors import PayloadError
 
 NUM_VALUES = 300
 VALUES = (np.random.default_rng(7).standard_normal(NUM_VALUES) * 1e-3).astype(np.float32)
-PAYLOADS = {name: codec.encode(name, VALUES) for name in codec.CODEC_NAMES}
-IDS = {"fp32": 1, "bf16": 2, "int8": 3, "int4": 4}
+PARAMETERS = {"step1": 100, "step1.5": 150, "step2.5": 250}
+PAYLOADS = {name: codec.encode(name, VALUES) for name in (*codec.CODEC_NAMES, *PARAMETERS)}
+IDS = {"fp32": 1, "bf16": 2, "int8": 3, "int4": 4} | dict.fromkeys(PARAMETERS, 5)
 FIELDS = struct.Struct("<4sBBBBHhQQ")
 
-codec_names = st.sampled_from(codec.CODEC_NAMES)
+codec_names = st.sampled_from(sorted(PAYLOADS))
 
 
 def decode_both(payload: bytes, *, num_values: int = NUM_VALUES) -> np.ndarray[Any, Any] | None:
@@ -54,7 +55,7 @@ def forged(name: str = "int4", *, raw: bytes | None = None, frame: bytes | None 
         "codec_id": IDS[name],
         "codec_version": 1,
         "reserved": 0,
-        "parameter": 0,
+        "parameter": PARAMETERS.get(name, 0),
         "exponent": header.scale_exponent,
         "num_values": NUM_VALUES,
         "raw_bytes": header.raw_bytes,
@@ -115,7 +116,7 @@ def test_a_flipped_bit_never_changes_a_value_unnoticed(name: str, data: st.DataO
     assert decoded is None or decoded.tobytes() == codec.decode(PAYLOADS[name], num_values=NUM_VALUES).tobytes()
 
 
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", PAYLOADS)
 def test_every_flipped_bit_of_the_header_is_noticed(name: str) -> None:
     for position in range(HEADER_BYTES * 8):
         payload = bytearray(PAYLOADS[name])
@@ -124,7 +125,7 @@ def test_every_flipped_bit_of_the_header_is_noticed(name: str) -> None:
             codec.inspect(bytes(payload))
 
 
-@pytest.mark.parametrize("name", codec.CODEC_NAMES)
+@pytest.mark.parametrize("name", PAYLOADS)
 def test_a_payload_cut_anywhere_or_followed_by_anything_is_refused(name: str) -> None:
     payload = PAYLOADS[name]
     for end in range(len(payload)):
