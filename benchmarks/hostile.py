@@ -2,7 +2,7 @@
 
     .venv/bin/python -P benchmarks/hostile.py [--short] [--seeds 1] [--only NAME]
 
-Learners of one process train the small byte-level GPT of `benchmarks/merging.py` on its clock, counted in inner steps.
+Learners of one process train the small byte-level GPT of `benchmarks/convergence` on its clock, counted in inner steps.
 The arithmetic and every decision are the product's own: accounts, codecs, the screen of books and payloads, the
 judgement of a round, recipes, merges and outer steps. One learner trains like the others and says something else:
 
@@ -38,9 +38,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks.merging`: nothing of it is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`: nothing of it is installed
 
-from benchmarks.merging import INTERVAL_STEPS, LATENCY, SPREAD, TASK, Learner, Open, Round, World
+from benchmarks.convergence.cases import EVEN, INTERVAL_STEPS, TASK
+from benchmarks.convergence.world import LATENCY, Learner, Open, Round, World
 from isles.outer.accumulators import l2_norm
 from isles.outer.conduct import GROWTH_MAX, USUAL, Candidate, Judgement, Limits, judge, next_conduct
 from isles.outer.ledger import make_recipe
@@ -60,6 +61,7 @@ Vector = npt.NDArray[np.float32]
 
 LOSS_RATIO_MAX: Final = 1.03
 NUM_LEARNERS: Final = 8
+CONTEXT: Final = 64
 HOSTILE: Final = "l3"
 """One in the middle: neither the fastest nor the slowest."""
 CLAIMED_TOKENS: Final = 10**12
@@ -74,7 +76,7 @@ class HostileWorld(World):
     """A world with one learner that does not say what it has learned, and an outer that screens."""
 
     def __init__(self, task: Task, sync: SyncSettings, *, attack: str, limits: Limits, seed: int, **sizes: Any) -> None:
-        super().__init__(task, sync, seed=seed, spread=SPREAD, **sizes)
+        super().__init__(task, sync, seed=seed, spread=EVEN, **sizes)
         self.attack, self.limits = attack, limits
         self.noise = np.random.default_rng(seed)
         self.payloads: dict[ContributionId, bytes] = {}
@@ -86,9 +88,12 @@ class HostileWorld(World):
         """Learners that the round under way does without."""
         self.loss = float("nan")
         if attack == "absent":
-            self.learners = [learner for learner in self.learners if learner.name != HOSTILE]
-            self.events = [event for event in self.events if event[3][0].name != HOSTILE]
+            (absent,) = (learner for learner in self.learners if learner.name == HOSTILE)
+            self.learners.remove(absent)
+            self.fleet.forget(absent.member)
+            self.events = [event for event in self.events if event[3][0] is not absent]
             heapq.heapify(self.events)
+            self.num_steps_all = len(self.learners) * sizes["num_steps"]
 
     # ------------------------------------------------------------------------------------------------------ a learner
 
@@ -135,7 +140,8 @@ class HostileWorld(World):
         learner.opened.pop(fragment, None)
         version, values, _ = learner.arrived.pop(fragment, (learner.bases[fragment], None, False))
         change = learner.accounts[fragment].reset(values)
-        self.scatter(learner.model, fragment, change.of(self.gather(learner.model, fragment)))
+        learner.theta[fragment][:] = change.of(learner.theta[fragment])
+        self.fleet.begin_again(learner.member)
         learner.bases[fragment], learner.steps[fragment] = version, 0
 
     # ------------------------------------------------------------------------------------------------------- the outer
@@ -201,7 +207,7 @@ class HostileWorld(World):
             infos,
             self.sync,
             head_version=one.version,
-            learning_rate=outer_rate(self.sync, min(1.0, now / self.num_steps)),
+            learning_rate=outer_rate(self.sync, self.progress),
             averages=Averages(),
             grace_seconds=self.grace,
             waited_seconds=0.0,
@@ -215,7 +221,7 @@ class HostileWorld(World):
         self.participants.append(len(merged))
         self.waits.append(now - one.opened_at)
         ids = frozenset(opened.contribution.id for opened in merged)
-        self.at(now + LATENCY, "version", fragment, one.version, made.state.parameters, ids)
+        self.at(now + LATENCY, self.on_version, fragment, one.version, made.state.parameters, ids)
 
 
 def not_finite(codec_name: str, num_values: int) -> bytes:
@@ -272,7 +278,7 @@ def main() -> int:
     if arguments.short:
         arguments.steps, arguments.seeds = 60, 1
     torch.set_num_threads(1)
-    task = load_task("gpt", SHORT_TASK if arguments.short else TASK)
+    task = load_task("gpt", SHORT_TASK if arguments.short else {**TASK, "context": CONTEXT})
     print(
         f"{NUM_LEARNERS} learners, {arguments.steps} inner steps, seeds 1..{arguments.seeds}, {arguments.merge_rule}\n"
     )

@@ -32,7 +32,6 @@ UNSAFE_TEXT = re.compile(
 """The same where no syntax tree is looked at: in texts, commands and files of other kinds."""
 
 NAMES_BY_VALUE = {
-    "benchmarks/merging.py": "events of its own simulation",
     "benchmarks/scale/learners.py": "columns of its own table",
     "brokers/broker.py": "the level of a log line of ours",
     "docs/generate.py": "names in our own modules",
