@@ -85,9 +85,17 @@ class Case:
 # --------------------------------------------------------------------------------------------------------------- codecs
 
 FP32: Final = MappingProxyType({"codec_up": "fp32", "codec_down": "fp32"})
-PAIRS: Final = (("fp32", "fp32"), ("int4", "int4"))
-UP: Final = ("bf16", "int8", "int4")
-DOWN: Final = ("int4",)
+PAIRS: Final = (
+    ("fp32", "fp32"),
+    ("int4", "int4"),
+    ("step1", "step1"),
+    ("step1.5", "step1"),
+    ("step2", "step1"),
+    ("step2.5", "step1"),
+    ("step1.5", "step1.5"),
+)
+UP: Final = ("bf16", "int8", "int4", "step0.5", "step1", "step1.5", "step2", "step2.5")
+DOWN: Final = ("int4", "step1", "step1.5")
 RULES: Final = ("rda", "mean")
 
 
