@@ -18,7 +18,7 @@ from benchmarks.convergence.world import SHARDS_EACH, Outage, World
 from isles.proto.errors import NonFiniteError, RangeError
 from isles.workers.task import Task, load_task
 
-NICENESS: Final = 10
+NICENESS: Final = 5
 """A campaign takes hours, and whoever else works on the machine comes first."""
 
 
