@@ -8,7 +8,8 @@ mean of deltas that disagree is short, which makes each outer step the smaller t
 norm that the learner measured before quantisation, d_m what its payload decodes to. Embeddings always take the plain
 mean: a row is only as long as its token was frequent, so a length common to all rows would say nothing.
 
-Sums are float32, one vector however many deltas there are; norms are float64. Equal orders give equal bits.
+Sums are float32, one vector however many deltas there are; norms are float64, those that a delta is divided by float32.
+Equal orders give equal bits.
 """
 
 from __future__ import annotations
@@ -31,23 +32,36 @@ Rule = Literal["mean", "rda", "advance"]
 CHUNK_VALUES: Final = 1 << 16
 """Values handled at a time: 256 KiB of singles and their scratch fit a second-level cache."""
 
+SINGLE_MIN: Final = 2.0**-100
+SINGLE_MAX: Final = 2.0**100
+"""Factors and sums of squares between these are as good in single precision: they lie far enough from the ends of its
+range, 2^-126 and 2^128, that what is lost there is no digit of theirs. Others, as of deltas that are almost zero, are
+computed in double precision."""
+
+SQUARES_AT_ONCE: Final = 256
+"""So few that their sum in single precision keeps six digits even if they are all equal and all round alike."""
+
 DIRECTION_NORM_MIN: Final = 1e-6
 """A |u| below this (it is at most 1) is what rounding leaves of directions that cancel: D is zero then. Directions of a
 thousand learners that have nothing in common still give 0.03."""
 
 
-class Accumulator(Protocol):
-    """Deltas that come one after the other and become one outer gradient.
-
-    Memory does not grow with their number. The order of `add` is the order of the sums, so equal orders give equal
-    bits.
-    """
+class Taker(Protocol):
+    """Whatever deltas can be handed to, one after the other."""
 
     def add(self, delta: Vector) -> None:
         """Takes the delta ([n] float32) of the next ingredient.
 
         Raises ValueError for a delta of another length or type, or one more than the recipe has ingredients.
         """
+
+
+class Accumulator(Taker, Protocol):
+    """Deltas that become one outer gradient.
+
+    Memory does not grow with their number. The order of `add` is the order of the sums, so equal orders give equal
+    bits.
+    """
 
     def result(self) -> Vector:
         """The outer gradient [n] float32; not finite where the sums went beyond single precision.
@@ -96,8 +110,8 @@ class _Region(NamedTuple):
 class _Merge:
     """Every region by its rule, in one vector that at the end is D.
 
-    Roundings to single precision, per value and delta: of a mean, s_m c_m, its product with the delta and the sum; of
-    rda, the product with s_m / |d_m| and the sum, and once at the end the scaling of u to its length.
+    Roundings to single precision, per value and delta: of the factor, s_m c_m or s_m / |d_m|, of its product with the
+    delta, and of the sum; of rda once more at the end, when u is scaled to its length.
     """
 
     def __init__(
@@ -111,7 +125,7 @@ class _Merge:
         self._parts, self._clips, self._norms, self._regions = parts, clips, norms, regions
         self._num_added = 0
         self._is_scaled = False
-        self._vector: Vector = np.zeros(regions[-1].stop, np.float32)
+        self._vector: Vector = np.empty(regions[-1].stop, np.float32)
         self._radii = [0.0] * len(regions)
         """sum of s_m c_m n_m of each region, so far."""
 
@@ -131,10 +145,11 @@ class _Merge:
                 running, part = self._vector[region.start : region.stop], delta[region.start : region.stop]
                 match region.rule:
                     case "mean":
-                        _add_scaled(running, part, share * clip)
+                        _add_scaled(running, part, share * clip, is_first=number == 0)
                     case "rda":
                         self._radii[index] += share * clip * self._norms[number][region.tensor]
-                        _add_direction(running, part, share)
+                        norm = _single_norm(part)
+                        _add_scaled(running, part, share / norm if norm else 0.0, is_first=number == 0)
                     case "advance":  # the sign of a delta is anchor - current
                         np.minimum(running, part, out=running) if number else np.copyto(running, part)
 
@@ -155,7 +170,7 @@ def l2_norm(values: Vector) -> float:
     """The Euclidean norm of [n] float32 in double precision; the same bits whatever the threads of a linear algebra."""
     wide = np.empty(min(CHUNK_VALUES, values.size), np.float64)
     total = 0.0
-    for span in _spans(values.size):
+    for span in spans(values.size):
         part = values[span]
         squares = wide[: part.size]
         squares[:] = part  # converted first: a product that converts on the way is several times slower
@@ -164,38 +179,60 @@ def l2_norm(values: Vector) -> float:
     return math.sqrt(total)
 
 
-def _add_scaled(running: Vector, part: Vector, factor: float) -> None:
-    single = np.float32(factor)
-    scratch = np.empty(min(CHUNK_VALUES, part.size), np.float32)
-    for span in _spans(part.size):
-        piece = part[span]
-        running[span] += np.multiply(piece, single, out=scratch[: piece.size])
+class Peaks:
+    """A `Taker` that only looks how large deltas are."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        """The largest magnitude of each."""
+
+    def add(self, delta: Vector) -> None:
+        """As `Taker` says."""
+        self.found.append(float(max(-delta.min(), delta.max())))
 
 
-def _add_direction(running: Vector, part: Vector, share: float) -> None:
-    """Adds share * part / |part|, nothing if the part is zero; in double precision, since 1 / |part| may be huge."""
-    norm = l2_norm(part)
-    if norm == 0:
-        return
-    wide = np.empty(min(CHUNK_VALUES, part.size), np.float64)
-    for span in _spans(part.size):
+def spans(size: int) -> Iterator[slice]:
+    """`size` values in pieces of at most CHUNK_VALUES, in order."""
+    for start in range(0, size, CHUNK_VALUES):
+        yield slice(start, min(start + CHUNK_VALUES, size))
+
+
+def _add_scaled(running: Vector, part: Vector, factor: float, *, is_first: bool) -> None:
+    """Adds factor * part; the first one becomes the sum."""
+    product = np.empty(min(CHUNK_VALUES, part.size), np.float32)
+    for span in spans(part.size):
         piece = part[span]
-        product = wide[: piece.size]
-        product[:] = piece
-        product *= share / norm
-        running[span] += product.astype(np.float32)
+        if is_first:
+            _scaled(piece, factor, out=running[span])
+        else:
+            running[span] += _scaled(piece, factor, out=product[: piece.size])
+
+
+def _single_norm(values: Vector) -> float:
+    """`l2_norm` to single precision, several times faster; that one where squares are near the ends of singles.
+
+    Single precision sums up SQUARES_AT_ONCE, and double precision those sums. The order within them is that of the
+    build of numpy.
+    """
+    whole = values.size - values.size % SQUARES_AT_ONCE
+    rows, rest = values[:whole].reshape(-1, SQUARES_AT_ONCE), values[whole:]
+    total = float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)) + float(np.einsum("i,i->", rest, rest))
+    return math.sqrt(total) if SINGLE_MIN <= total <= SINGLE_MAX else l2_norm(values)
 
 
 def _set_norm(values: Vector, radius: float) -> None:
     """Scales u to the length `radius` in place."""
-    norm = l2_norm(values)
+    norm = _single_norm(values)
     if norm < DIRECTION_NORM_MIN:
         values[:] = 0
         return
-    for span in _spans(values.size):
-        values[span] = values[span].astype(np.float64) * (radius / norm)
+    for span in spans(values.size):
+        _scaled(values[span], radius / norm, out=values[span])
 
 
-def _spans(size: int) -> Iterator[slice]:
-    for start in range(0, size, CHUNK_VALUES):
-        yield slice(start, min(start + CHUNK_VALUES, size))
+def _scaled(piece: Vector, factor: float, *, out: Vector) -> Vector:
+    """`factor` times a piece, in `out`, which may be the piece itself."""
+    if factor == 0 or SINGLE_MIN <= abs(factor) <= SINGLE_MAX:
+        return np.multiply(piece, np.float32(factor), out=out)
+    out[:] = piece.astype(np.float64) * factor
+    return out

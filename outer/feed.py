@@ -1,4 +1,4 @@
-"""The payloads of a recipe on their way into an accumulator: in order, fetched a little ahead, few in memory."""
+"""The payloads of a recipe on their way into a merge: in order, fetched a little ahead, few in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from isles.outer.accumulators import Accumulator
+from isles.outer.accumulators import Taker
 from isles.outer.payload_cache import Payload
 from isles.outer.services import Services, Unavailable
 from isles.outer.workshop import add_payload
@@ -30,24 +30,24 @@ class FeedFailure:
 
 
 class Feed:
-    """Adds all payloads of a recipe to an accumulator, then says the largest magnitude of each."""
+    """Adds all payloads of a recipe to a merge, or to whatever else takes deltas."""
 
     def __init__(
         self,
-        merge: Accumulator,
+        taker: Taker,
         blobs: Sequence[BlobRef],
         services: Services,
         *,
         num_values: int,
         bytes_max: int,
         find: Callable[[int], Payload | None],
-        then: Callable[[tuple[float, ...] | FeedFailure], None],
+        then: Callable[[FeedFailure | None], None],
     ) -> None:
         """`blobs` are in the order of the ingredients; `find` gives the payload of an index if it is at hand.
 
-        `then` is called once, on the calling thread, unless `cancel` is called before.
+        `then` is called once, on the calling thread, unless `cancel` is called before; with None if all were added.
         """
-        self._merge = merge
+        self._taker = taker
         self._blobs = blobs
         self._services = services
         self._num_values = num_values
@@ -55,8 +55,7 @@ class Feed:
         self._find = find
         self._then = then
         self._ready: dict[int, Payload] = {}
-        self._peaks: list[float] = []
-        self._num_asked = 0
+        self._num_asked = self._num_added = 0
         self._is_adding = False
         self._is_over = False
         self._is_advancing = False
@@ -84,7 +83,7 @@ class Feed:
         self._is_advancing = False
 
     def _fetch_ahead(self) -> None:
-        while self._num_asked < min(len(self._blobs), len(self._peaks) + 1 + AHEAD_MAX):
+        while self._num_asked < min(len(self._blobs), self._num_added + 1 + AHEAD_MAX):
             index = self._num_asked
             self._num_asked += 1
             payload = self._find(index)
@@ -103,23 +102,23 @@ class Feed:
         self._advance()
 
     def _add_next(self) -> None:
-        index = len(self._peaks)
+        index = self._num_added
         if index == len(self._blobs):
             self._is_over = True
-            self._then(tuple(self._peaks))
+            self._then(None)
         elif index in self._ready and not self._is_adding:
             self._is_adding = True
-            call = partial(add_payload, self._merge, self._ready.pop(index), self._num_values)
+            call = partial(add_payload, self._taker, self._ready.pop(index), self._num_values)
             self._services.work(call, self._take_added)
 
-    def _take_added(self, peak: float | str) -> None:
+    def _take_added(self, fault: str | None) -> None:
         self._is_adding = False
         if self._is_over:
             return
-        if isinstance(peak, str):
-            self._fail(FeedFailure(len(self._peaks), peak, is_lost=True, is_unreadable=True))
+        if fault is not None:
+            self._fail(FeedFailure(self._num_added, fault, is_lost=True, is_unreadable=True))
             return
-        self._peaks.append(peak)
+        self._num_added += 1
         self._advance()
 
     def _fail(self, failure: FeedFailure) -> None:

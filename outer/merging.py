@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from isles.outer.accumulators import start_merge
+from isles.outer.accumulators import Peaks, Taker, start_merge
 from isles.outer.conduct import reason_of
 from isles.outer.feed import Feed, FeedFailure
 from isles.outer.orders import Plan
@@ -78,43 +78,57 @@ class Merging:
             leave()
             return
         self._leave = leave
-        contributions = self.plan.contributions
         merge = start_merge(self.plan.recipe, self._slices, self._sync)
         call = partial(
             produce, merge, self._start_state, self.plan.recipe, self._sync, self._slices, self._stock.states
         )
+        self._start_feed(merge, partial(self._take_fed, call))
+
+    def _start_feed(self, taker: Taker, then: Callable[[FeedFailure | None], None]) -> None:
+        contributions = self.plan.contributions
         self._feed = Feed(
-            merge,
+            taker,
             [contribution.blob for contribution in contributions],
             self._services,
             num_values=self._slices[-1].stop,
             bytes_max=self._bytes_max,
             find=lambda index: self._stock.payloads.get(contributions[index].id),
-            then=partial(self._take_fed, call),
+            then=then,
         )
         self._feed.start()
 
-    def _take_fed(self, call: Callable[[], Product | str], fed: tuple[float, ...] | FeedFailure) -> None:
-        if isinstance(fed, FeedFailure):
-            kind = "payload" if fed.is_unreadable else "lost"
-            rejection = self._reject(fed.index, kind, fed.reason)
-            self._fail(Failure(rejection.reason, (rejection,) if fed.is_lost else ()))
+    def _take_fed(self, call: Callable[[], Product | str], failure: FeedFailure | None) -> None:
+        if failure is not None:
+            self._fail_without(failure)
             return
         self._stock.states.share(self._start_state.slot)  # until the worker thread has read it
-        self._services.work(call, partial(self._take_product, fed))
+        self._services.work(call, self._take_product)
 
-    def _take_product(self, peaks: tuple[float, ...], product: Product | str) -> None:
+    def _fail_without(self, failure: FeedFailure) -> None:
+        kind = "payload" if failure.is_unreadable else "lost"
+        rejection = self._reject(failure.index, kind, failure.reason)
+        self._fail(Failure(rejection.reason, (rejection,) if failure.is_lost else ()))
+
+    def _take_product(self, product: Product | str) -> None:
         self._stock.states.drop(self._start_state.slot)
         if self._is_over:
             if isinstance(product, Product):
                 self._stock.states.drop(product.held.slot)
             return
         if isinstance(product, str):
-            self._fail(Failure(product, (self._blame(peaks, product),)))
+            peaks = Peaks()
+            self._start_feed(peaks, partial(self._take_peaks, product, peaks))
             return
         self._product, self._feed = product, None
         self._leave_turn()
         self._services.ask(Upload(blob=product.blob), partial(self._take_stored, product), product.update)
+
+    def _take_peaks(self, what: str, peaks: Peaks, failure: FeedFailure | None) -> None:
+        """Every delta was read once more, to see which is the largest."""
+        if failure is not None:
+            self._fail_without(failure)
+        else:
+            self._fail(Failure(what, (self._blame(peaks.found, what),)))
 
     def _take_stored(self, product: Product, reply: Message) -> None:
         if self._is_over:
@@ -150,7 +164,7 @@ class Merging:
 
     # ------------------------------------------------------------------------------------------------------ whose fault
 
-    def _blame(self, peaks: tuple[float, ...], what: str) -> Rejection:
+    def _blame(self, peaks: Sequence[float], what: str) -> Rejection:
         """Rejects the largest contribution: each payload is finite, but the step is not.
 
         If the fault were the state's, each round would still settle one contribution, so no round repeats itself for

@@ -7,13 +7,14 @@ version from its recipe. Equal inputs give equal bytes on one build of numpy and
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from isles.outer.accumulators import start_merge
+from isles.outer.accumulators import CHUNK_VALUES, spans, start_merge
 from isles.outer.ledger import recipe_fault
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
@@ -66,7 +67,7 @@ def make_version(
 def finish_version(
     state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings, slices: Sequence[TensorSlice]
 ) -> NewVersion:
-    """Version v + 1 from the state of version v and the outer gradient D.
+    """Version v + 1 from the state of version v and the outer gradient D, whose memory becomes the version's.
 
         buf       <- mu^f buf + f D
         step       = lr f (D + mu buf)
@@ -80,23 +81,59 @@ def finish_version(
 
     Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update.
     """
-    num_values = slices[-1].stop
-    _check_finite(gradient, "merged delta")
-    momentum_factor = 0.0 if slices[0].is_buffers else sync.outer_momentum
-    rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
-    momentum, wanted = _outer_step(state, gradient, mu=momentum_factor, rate=rate, fraction=recipe.fraction)
-    if momentum_factor:
-        _check_finite(momentum, "momentum")
-    _check_finite(wanted, "step")
+    momentum, wanted = take_step(state, gradient, recipe, sync, slices)
     update = encode(codecs_of(slices[0], sync).down, wanted)
-    with np.errstate(over="ignore", invalid="ignore"):
-        parameters = state.parameters + decode(update, num_values=num_values)
-        # exact - parameters, without first rounding the small `wanted` to the precision of the large parameters.
-        remainder = wanted - (parameters - state.parameters)
-    _check_finite(parameters, "parameters")
-    _check_finite(remainder, "remainder")
-    new_state = FragmentState(parameters, momentum if momentum_factor else None, remainder)
+    parameters, remainder = advance(state, wanted, decode(update, num_values=wanted.size))
+    new_state = FragmentState(parameters, momentum, remainder)
     return NewVersion(new_state, update, parameters_digest(parameters), optimizer_digest(new_state))
+
+
+def take_step(
+    state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings, slices: Sequence[TensorSlice]
+) -> tuple[Vector | None, Vector]:
+    """The new momentum, None without one, and remainder - step: how far the parameters shall move. Both [n] float32.
+
+    The gradient's memory is theirs afterwards. In pieces that stay in the processor's cache. Raises NonFiniteError.
+    """
+    mu = 0.0 if slices[0].is_buffers else sync.outer_momentum
+    rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    fraction, decay = np.float32(recipe.fraction), np.float32(mu**recipe.fraction)
+    ahead, factor = np.float32(mu), np.float32(-rate * recipe.fraction)
+    wanted = np.empty_like(gradient) if mu else gradient
+    spares = np.empty((2, min(CHUNK_VALUES, gradient.size)), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span in spans(gradient.size):
+            part, step = gradient[span], wanted[span]
+            momentum, product = spares[:, : part.size]
+            np.multiply(part, fraction, out=momentum)
+            if state.momentum is not None:
+                momentum += np.multiply(state.momentum[span], decay, out=product)
+            np.add(part, np.multiply(momentum, ahead, out=product), out=step)
+            step *= factor
+            if state.remainder is not None:
+                step += state.remainder[span]
+            # What is not finite in a gradient or momentum is not finite in the step, whatever the factors.
+            ways = {"merged delta": part, "momentum": momentum} if mu else {}
+            _check_finite(step, span.start, ways | {"step": step})
+            if mu:
+                part[:] = momentum
+    return gradient if mu else None, wanted
+
+
+def advance(state: FragmentState, wanted: Vector, decoded: Vector) -> tuple[Vector, Vector]:
+    """The new parameters and remainder, made in the memory of `decoded` and of `wanted`: all [n] float32.
+
+    `wanted` is how far the parameters shall move, `decoded` how far the update moves them. Raises NonFiniteError.
+    """
+    spare = np.empty(min(CHUNK_VALUES, wanted.size), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span in spans(wanted.size):
+            before, parameters, remainder = state.parameters[span], decoded[span], wanted[span]
+            parameters += before
+            # exact - parameters, without first rounding the small `wanted` to the precision of the large parameters.
+            remainder -= np.subtract(parameters, before, out=spare[: before.size])
+            _check_finite(remainder, span.start, {"parameters": parameters, "remainder": remainder})
+    return decoded, wanted
 
 
 def recompute(
@@ -137,22 +174,17 @@ def optimizer_digest(state: FragmentState) -> str:
     return digest.hexdigest()
 
 
-def _outer_step(
-    state: FragmentState, gradient: Vector, *, mu: float, rate: float, fraction: float
-) -> tuple[Vector, Vector]:
-    """The new momentum, and remainder - step: how far the parameters shall move."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        momentum = gradient * np.float32(fraction)
-        if state.momentum is not None:
-            momentum += np.float32(mu**fraction) * state.momentum
-        wanted = np.float32(-rate * fraction) * (gradient + np.float32(mu) * momentum)
-        if state.remainder is not None:
-            wanted += state.remainder
-    return momentum, wanted
+def _check_finite(result: Vector, start: int, ways: Mapping[str, Vector]) -> None:
+    """Raises NonFiniteError, naming the first of the `ways` to a result that is not finite, unless the result is.
 
-
-def _check_finite(vector: Vector, what: str) -> None:
-    finite = np.isfinite(vector)
-    if not finite.all():
-        place = int(np.argmin(finite))
-        raise NonFiniteError(f"the outer step is not finite: value {place} of the {what} is {vector[place]}")
+    All are pieces of vectors, from their value `start` on.
+    """
+    if math.isfinite(result.sum()):  # NaN and infinity last in sums; finite values that overflow here are looked at
+        return
+    for what, vector in ways.items():
+        finite = np.isfinite(vector)
+        if not finite.all():
+            place = int(np.argmin(finite))
+            raise NonFiniteError(
+                f"the outer step is not finite: value {start + place} of the {what} is {vector[place]}"
+            )

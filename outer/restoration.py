@@ -187,14 +187,12 @@ class Restoration:
         )
         self._feed.start()
 
-    def _take_fed(
-        self, order: Remake, call: Callable[[], NewVersion | str], fed: tuple[float, ...] | FeedFailure
-    ) -> None:
-        if isinstance(fed, FeedFailure):
-            where = self._where(order, fed.index)
-            if fed.is_unreadable:
-                raise RefusedError(f"{where} is no delta of this fragment, yet it was merged: {fed.reason}")
-            self._prevent(f"{where}: {fed.reason}", is_lost=fed.is_lost)
+    def _take_fed(self, order: Remake, call: Callable[[], NewVersion | str], failure: FeedFailure | None) -> None:
+        if failure is not None:
+            where = self._where(order, failure.index)
+            if failure.is_unreadable:
+                raise RefusedError(f"{where} is no delta of this fragment, yet it was merged: {failure.reason}")
+            self._prevent(f"{where}: {failure.reason}", is_lost=failure.is_lost)
             return
         self._services.work(call, partial(self._take_made, order))
 

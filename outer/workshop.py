@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from isles.outer.accumulators import Accumulator
+from isles.outer.accumulators import Accumulator, Taker
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, finish_version, optimizer_digest, parameters_digest
 from isles.outer.payload_cache import Payload
 from isles.outer.recovery import StatePoint
@@ -51,14 +51,14 @@ class Encoded:
     blob: BlobRef
 
 
-def add_payload(merge: Accumulator, payload: Payload, num_values: int) -> float | str:
-    """Adds one delta; its largest magnitude, or why it is none."""
+def add_payload(taker: Taker, payload: Payload, num_values: int) -> str | None:
+    """Adds one delta, or says why it is none."""
     try:
         delta = decode(payload, num_values=num_values)
     except PayloadError as error:
         return str(error)
-    merge.add(delta)
-    return float(max(-delta.min(), delta.max()))
+    taker.add(delta)
+    return None
 
 
 def finish(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isles.outer.accumulators import CHUNK_VALUES, DIRECTION_NORM_MIN, l2_norm, start_merge
+from isles.outer.accumulators import CHUNK_VALUES, DIRECTION_NORM_MIN, Peaks, l2_norm, start_merge
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import decode, encode
 from isles.proto.ids import ContributionId
@@ -129,7 +129,7 @@ def test_a_mean_is_what_the_reference_says(seed: int, weights: list[float]) -> N
 @given(
     seed=st.integers(0, 2**32),
     weights=st.lists(st.just(0.0) | st.floats(1e-3, 1e12), min_size=1, max_size=6),
-    scale=st.sampled_from([1e-20, 1e-6, 1.0, 1e6]),
+    scale=st.sampled_from([1e-30, 1e-20, 1e-6, 1.0, 1e6, 1e30]),
 )
 def test_rda_is_what_the_reference_says(seed: int, weights: list[float], scale: float) -> None:
     random = np.random.default_rng(seed)
@@ -274,6 +274,20 @@ def test_a_norm_is_that_of_double_precision(seed: int, num_values: int) -> None:
 def test_a_norm_neither_overflows_nor_vanishes() -> None:
     assert l2_norm(np.full(4, 3e38, np.float32)) == pytest.approx(2 * float(np.float32(3e38)))
     assert l2_norm(np.full(4, 1e-45, np.float32)) > 0
+
+
+def test_a_peak_is_the_largest_magnitude_of_either_sign() -> None:
+    peaks = Peaks()
+    for values in ([1, -7, 2, 3], [-1, 0, 2.5, 0], [-3, -1, -2, -3]):
+        peaks.add(np.array(values, np.float32))
+    assert peaks.found == [7.0, 2.5, 3.0]
+
+
+@pytest.mark.parametrize("num_values", [1, 255, 256, 257, CHUNK_VALUES + 5000])
+def test_deltas_of_equal_values_have_their_direction_whatever_their_length(num_values: int) -> None:
+    delta = np.full(num_values, 0.1, np.float32)
+    merged = merge([delta], recipe_of([1.0], RDA, norms=[(1.0,)]), one_slice(num_values), RDA)
+    np.testing.assert_allclose(merged, num_values**-0.5, rtol=1e-6)
 
 
 def test_a_large_merge_holds_no_more_than_a_vector_and_its_scratch() -> None:

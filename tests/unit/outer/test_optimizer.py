@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isles.outer.accumulators import CHUNK_VALUES
 from isles.outer.optimizer import (
     FragmentState,
     NewVersion,
@@ -193,6 +194,20 @@ def test_buffers_become_what_the_merge_says_without_momentum_and_exactly() -> No
     assert decode(new.update, num_values=5).tolist() == [2.0, 0.0, -2.0, -2.0, 9.0]
 
 
+def test_pieces_leave_no_trace_in_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = EXACT.model_copy(update={"codec_down": "int4"})
+    state = FragmentState(random_vector(1), random_vector(2), random_vector(3, scale=1e-3))
+    before = [vector.tobytes() for vector in vars(state).values()]
+    deltas = [random_vector(4, scale=0.01), random_vector(5, scale=0.01)]
+    whole = next_version(state, deltas, recipe_of([1.0, 2.0], 0.5, sync), sync)
+    for name in ("accumulators", "optimizer"):
+        monkeypatch.setattr(f"isles.outer.{name}.CHUNK_VALUES", 17)
+    pieces = next_version(state, deltas, recipe_of([1.0, 2.0], 0.5, sync), sync)
+    assert pieces.update == whole.update
+    assert (pieces.parameters_sha256, pieces.optimizer_sha256) == (whole.parameters_sha256, whole.optimizer_sha256)
+    assert [vector.tobytes() for vector in vars(state).values()] == before
+
+
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 
@@ -201,6 +216,21 @@ def test_a_step_that_is_not_finite_makes_no_version(value: float) -> None:
     state = FragmentState(np.zeros(4, np.float32), np.full(4, value, np.float32))
     with pytest.raises(NonFiniteError, match="not finite"):
         next_version(state, [np.full(4, value, np.float32)], recipe_of([1.0]), EXACT)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "what"),
+    [("delta", "merged delta"), ("momentum", "momentum"), ("remainder", "step"), ("parameters", "parameters")],
+)
+def test_an_outer_step_that_is_not_finite_is_told_by_where_it_went_wrong(spoiled: str, what: str) -> None:
+    place = CHUNK_VALUES + 2
+    vectors = {
+        name: np.zeros(CHUNK_VALUES + 3, np.float32) for name in ("delta", "momentum", "remainder", "parameters")
+    }
+    vectors[spoiled][place] = np.inf
+    delta = vectors.pop("delta")
+    with pytest.raises(NonFiniteError, match=f"value {place} of the {what} is (inf|nan)"):
+        next_version(FragmentState(**vectors), [delta], recipe_of([1.0]), EXACT)
 
 
 def test_an_update_beyond_its_codec_makes_no_version() -> None:
