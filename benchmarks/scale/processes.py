@@ -107,7 +107,7 @@ def broker_and_outer(
 
     try:
         start("broker", "--store", str(folder / "store"), "--port", "0", *broker)
-        address = _wait_for_address(folder, children["broker"])
+        address = wait_for_address(folder, children["broker"])
         start("outer", "--broker", address, *outer)
         yield address
         for role, child in children.items():
@@ -121,7 +121,7 @@ def broker_and_outer(
             child.close()
 
 
-def _wait_for_address(folder: Path, broker: ChildProcess) -> str:
+def wait_for_address(folder: Path, broker: ChildProcess) -> str:
     """Where the broker listens, as it writes it down itself."""
     path, deadline = folder / "store" / "address", time.monotonic() + START_SECONDS
     while not path.exists():
