@@ -8,7 +8,8 @@ the second, processes are killed and frozen beyond their leases, links are delay
 processes are killed together. Then everything is checked (`isles check`), and these figures have bars:
 
 steps lost     inner steps that a worker fell behind its usual pace in the ten seconds after anybody else's fault
-relaunch       seconds from loaded libraries to the first accepted contribution of a worker that was killed
+relaunch       seconds from loaded libraries to the first accepted contribution of a worker that was killed,
+               if no other fault hits it or the broker meanwhile
 fail-over      seconds from the death or freezing of the outer that merges to another one's lease
 goodput        merged tokens per second, as a share of the calm run's
 loss           validation loss at the end, relative to the calm run's
@@ -105,8 +106,9 @@ def train(folder: Path, plan: Plan, tokens: int, arguments: argparse.Namespace) 
 
 
 def of_workers(restarts: list[dict[str, Any]], name: str) -> list[float]:
+    """Of those that no other fault hit meanwhile."""
     workers = [one for one in restarts if one["child"].partition("-")[0] in ("us", "eu")]
-    return [one[name] for one in workers if one[name] is not None]
+    return [one[name] for one in workers if one[name] is not None and one["disturbed_by"] is None]
 
 
 Row = tuple[str, str, str, bool]

@@ -79,6 +79,8 @@ class Restart(_Value):
     """From then on until its first contribution was handed over."""
     accepted_seconds: float | None = None
     """From then on until its first contribution was durable."""
+    disturbed_by: int | None = None
+    """Number of a fault that hit it, or the broker, between loading and that: then the times are that fault's, too."""
 
 
 class FailOver(_Value):
@@ -126,7 +128,7 @@ def measure(logs: Mapping[str, Sequence[Line]], faults: Sequence[FaultRecord]) -
     rounds = Rounds.of(logs.get("broker", ()))
     return Measures(
         effects=tuple(_effect(fault, happened, paces, rounds) for fault in happened),
-        restarts=tuple(_restarts(logs)),
+        restarts=tuple(_restarts(happened, logs)),
         fail_overs=tuple(_fail_overs(happened, logs.get("broker", ()))),
         goodput=_goodput(rounds, happened),
     )
@@ -253,7 +255,7 @@ def _effect(fault: FaultRecord, faults: Sequence[FaultRecord], paces: Mapping[st
 # --------------------------------------------------------------------------------------------------- dying and coming
 
 
-def _restarts(logs: Mapping[str, Sequence[Line]]) -> Iterable[Restart]:
+def _restarts(faults: Sequence[FaultRecord], logs: Mapping[str, Sequence[Line]]) -> Iterable[Restart]:
     starts: dict[str, list[float]] = {}
     num_ups = 0
     for line in logs.get("up", ()):
@@ -268,11 +270,18 @@ def _restarts(logs: Mapping[str, Sequence[Line]]) -> Iterable[Restart]:
     for child, times in starts.items():
         for start, end in pairwise([*times, float("inf")]):
             if start != times[0]:
-                found.append(_restart(child, start, end, logs.get(child, ()), accepted.get(child, ())))
+                found.append(_restart(child, start, end, logs.get(child, ()), accepted.get(child, ()), faults))
     return sorted(found, key=lambda restart: restart.started_unix)
 
 
-def _restart(child: str, start: float, end: float, lines: Sequence[Line], accepted: Sequence[float]) -> Restart:
+def _restart(
+    child: str,
+    start: float,
+    end: float,
+    lines: Sequence[Line],
+    accepted: Sequence[float],
+    faults: Sequence[FaultRecord],
+) -> Restart:
     def first(event: str, after: float) -> float | None:
         return next((line["unix"] for line in lines if line["event"] == event and after <= line["unix"] < end), None)
 
@@ -281,6 +290,13 @@ def _restart(child: str, start: float, end: float, lines: Sequence[Line], accept
         return Restart(child=child, started_unix=start)
     joined, sent = first("learner.joined", loaded), first("contribution.sent", loaded)
     taken = next((unix for unix in accepted if (joined or loaded) <= unix < end), None)
+    hit = [
+        fault.number
+        for fault in faults
+        if {child, "broker"} & {*fault.targets}
+        and fault.ended_unix >= loaded
+        and fault.began_unix < min(end, taken or end)
+    ]
     return Restart(
         child=child,
         started_unix=start,
@@ -288,6 +304,7 @@ def _restart(child: str, start: float, end: float, lines: Sequence[Line], accept
         joined_seconds=None if joined is None else round(joined - loaded, 3),
         sent_seconds=None if sent is None else round(sent - loaded, 3),
         accepted_seconds=None if taken is None else round(taken - loaded, 3),
+        disturbed_by=hit[0] if hit else None,
     )
 
 

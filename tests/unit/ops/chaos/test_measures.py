@@ -79,6 +79,25 @@ def test_a_restart_is_taken_apart() -> None:
     assert (restart.sent_seconds, restart.accepted_seconds) == (1.0, 1.25)
 
 
+@pytest.mark.parametrize(
+    ("hit", "disturbed_by"),
+    [
+        (fault(20, 20, "kill", "us-0"), None),
+        (fault(24.2, 30, "cut", "us-0", "us-1"), 1),
+        (fault(22, 26, "freeze", "broker"), 1),
+        (fault(24.2, 30, "cut", "eu-0"), None),
+        (fault(26, 30, "cut", "us-0"), None),
+        (fault(24.2, 30, "cut", "us-0", failure="nobody was there"), None),
+    ],
+)
+def test_a_restart_that_another_fault_hits_names_that_fault(hit: FaultRecord, disturbed_by: int | None) -> None:
+    up = [at(1, "child.started", child="us-0"), at(20, "child.started", child="us-0")]
+    own = [at(24, "process.loaded"), at(24.5, "learner.joined")]
+    broker = [at(25.25, "contribution.accepted", learner="us-0")]
+    (restart,) = measure({"up": up, "us-0": own, "broker": broker}, [hit]).restarts
+    assert restart.disturbed_by == disturbed_by
+
+
 def test_a_restart_that_came_to_nothing_says_so() -> None:
     up = [at(1, "child.started", child="us-0"), at(20, "child.started", child="us-0")]
     (restart,) = measure({"up": up, "us-0": [at(2, "process.loaded")]}, []).restarts
