@@ -9,10 +9,16 @@ folder. One who records these operations can tell every state in which a crash m
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Final, Protocol
 
 from isles.brokers.vocabulary import Bytes
+
+SYNC_AHEAD_BYTES: Final = 4 << 20
+"""After so many further bytes of a file the disk begins with them: a fast one takes 10 ms for so many, and a sync costs
+it some by itself."""
 
 
 class Files(Protocol):
@@ -64,10 +70,36 @@ class DiskFiles:
     def create(self, path: Path) -> IO[bytes]:
         return path.open("wb", buffering=0)
 
+    def __init__(self) -> None:
+        self._may_sync_ahead = threading.Semaphore()
+
     def write(self, file: IO[bytes], payload: Bytes) -> None:
         view = memoryview(payload)
         while view:
             view = view[file.write(view) :]
+        end = file.tell()
+        if end // SYNC_AHEAD_BYTES > (end - len(payload)) // SYNC_AHEAD_BYTES:
+            self._sync_ahead(Path(file.name))
+
+    def _sync_ahead(self, path: Path) -> None:
+        """Makes what a file has so far durable, beside what is done here, so that `sync` has less to wait for.
+
+        One file at a time: the disk has one queue. Its own descriptor is what keeps an error of it from being taken
+        for told: that of the file still gets it in `sync`.
+        """
+        if not self._may_sync_ahead.acquire(blocking=False):
+            return
+        try:
+            handle = os.open(path, os.O_RDONLY)
+            threading.Thread(target=self._sync_and_close, args=(handle,), name="sync-ahead", daemon=True).start()
+        except OSError:
+            self._may_sync_ahead.release()
+
+    def _sync_and_close(self, handle: int) -> None:
+        with suppress(OSError):
+            os.fsync(handle)
+        os.close(handle)
+        self._may_sync_ahead.release()
 
     def sync(self, file: IO[bytes]) -> None:
         os.fsync(file.fileno())

@@ -92,6 +92,7 @@ class RecordingFiles(DiskFiles):
     """Works in one folder of blobs, and takes notes."""
 
     def __init__(self, notes: list[Note]) -> None:
+        super().__init__()
         self._notes = notes
         self._numbers: dict[int, int] = {}
 
