@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`
 
 from benchmarks.convergence.cases import EVEN, INTERVAL_STEPS, TASK
 from benchmarks.convergence.world import LATENCY, Learner, Open, Round, World
+from benchmarks.measure.host import announce
 from isles.outer.accumulators import l2_norm
 from isles.outer.conduct import GROWTH_MAX, USUAL, Candidate, Judgement, Limits, judge, next_conduct
 from isles.outer.ledger import make_recipe
@@ -239,7 +240,10 @@ def not_finite(codec_name: str, num_values: int) -> bytes:
 
 def run(attack: str, task: Task, limits: Limits, arguments: argparse.Namespace) -> list[HostileWorld]:
     """One world for each seed, at its end."""
-    sync = SyncSettings(interval_steps=INTERVAL_STEPS, merge_rule=arguments.merge_rule)
+    # Its codec is stated: what is not finite is written as a payload of blocks.
+    sync = SyncSettings(
+        interval_steps=INTERVAL_STEPS, codec_up="int4", codec_down="int4", merge_rule=arguments.merge_rule
+    )
     sizes = {"num_learners": NUM_LEARNERS, "num_steps": arguments.steps}
     worlds = [
         HostileWorld(task, sync, attack=attack, limits=limits, seed=seed, **sizes)
@@ -277,6 +281,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.short:
         arguments.steps, arguments.seeds = 60, 1
+    announce()
     torch.set_num_threads(1)
     task = load_task("gpt", SHORT_TASK if arguments.short else {**TASK, "context": CONTEXT})
     print(
