@@ -62,6 +62,9 @@ class BrokerTransport(Protocol):
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""
 
+    def take_cuts(self) -> dict[str, int]:
+        """How many connections were hung up on since the last call, by the reason; empty if none was."""
+
     def wake(self) -> None:
         """Makes a `poll` under way return; callable from any thread."""
 

@@ -79,6 +79,10 @@ class MemoryBroker:
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         return self._inbox.take(timeout_seconds)
 
+    def take_cuts(self) -> dict[str, int]:
+        """None ever: nothing waits anywhere here but in Python's own lists."""
+        return {}
+
     def wake(self) -> None:
         self._inbox.wake()
 

@@ -23,15 +23,15 @@ from isles.proto.key_files import KeyWatch
 from isles.proto.keys import BrokerKey, ClientKey
 from isles.proto.messages import CHUNK_BYTES_MAX, HEADER_BYTES_MAX, Channel
 from isles.proto.timeouts import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from isles.proto.transport import bounds
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key
 from isles.proto.transport.dialling import Dialling
+from isles.proto.transport.exchange import Exchange
 from isles.proto.transport.interface import Arrival, Bytes
 
 FRAME_BYTES_MAX: Final = 17 << 20
 """Longest frame that libzmq takes in: the largest permitted chunk and its header; above the longest header, too."""
-FRAME_BYTES_SPARE: Final = 65_536
-"""Room in a broker's limits of frames for what encryption adds, and for what is answered rather than cut off."""
 HEARTBEAT_MILLISECONDS: Final = round(1000 * HEARTBEAT_SECONDS)
 HEARTBEAT_TIMEOUT_MILLISECONDS: Final = round(1000 * HEARTBEAT_TIMEOUT_SECONDS)
 HANDSHAKE_MILLISECONDS: Final = 10_000
@@ -47,23 +47,6 @@ ARRIVALS_MAX: Final = 256
 """Messages taken from one socket before the next one has its turn: control never waits behind bulk for long."""
 ARRIVAL_BYTES_MAX: Final = 32 << 20
 """Bytes taken from one socket likewise: what has been read and not yet judged is bounded, too."""
-BULK_RECEIVE_HIGH_WATER: Final = 32
-"""Chunks of one connection that wait to be read by the broker; those behind them wait in the network, none is lost."""
-BULK_SEND_BYTES_MAX: Final = 256 << 20
-"""Chunks that wait for one connection at the broker, in bytes: twice what credit lets an honest client have."""
-BULK_SEND_HIGH_WATER_MIN: Final = 64
-"""Chunks that may wait for a connection however long they are: one for each fetch that a client may have open."""
-
-SUBSCRIPTION_BYTES_MAX: Final = 4_096
-"""Longest frame that the broker takes in on the events channel, where nothing but subscriptions arrives."""
-SUBSCRIBED_BYTES_MAX: Final = 64 << 10
-"""What subscribers may ask for until the events socket is opened anew; libzmq keeps some 70 bytes for each byte."""
-SUBSCRIPTIONS_MAX: Final = 65_536
-"""Messages taken from the events socket in one turn: they are small, and counted late they are counted in vain."""
-CONTROL_RECEIVE_HIGH_WATER: Final = 16
-"""Messages of one connection that wait unread at the broker, also on events; libzmq's 1000 could be 8 GiB."""
-CONTROL_SEND_HIGH_WATER: Final = 256
-"""Answers that wait for one connection; a client has a few asks open, and repeats what was not answered."""
 REOPEN_SECONDS: Final = 5.0
 """For libzmq to give the events port back when that socket is opened anew; it takes some milliseconds."""
 REOPEN_POLL_SECONDS: Final = 0.01
@@ -122,7 +105,7 @@ class _Sockets(ABC):
         arrivals: list[Arrival] = []
         for channel, socket in self._channels.items():
             if socket in ready:
-                num_max = SUBSCRIPTIONS_MAX if channel is Channel.EVENTS else ARRIVALS_MAX
+                num_max = bounds.SUBSCRIPTIONS_MAX if channel is Channel.EVENTS else ARRIVALS_MAX
                 read = (self._read(channel, frames) for frames in self._receive(socket, num_max))
                 arrivals += [arrival for arrival in read if arrival is not None]
         self._attend(ready)
@@ -307,9 +290,12 @@ class ZmqBroker(_Sockets):
         keys: BrokerKey | None = None,
         is_allowed: Callable[[str], bool] = lambda _public: False,
         chunk_bytes: int = CHUNK_BYTES_MAX,
+        waiting_bytes_max: int = bounds.WAITING_BYTES_MAX,
+        connections_per_key_max: int = bounds.CONNECTIONS_PER_KEY_MAX,
     ) -> None:
         """Binds at once; port 0 takes a free one. With `keys`, only a client whose public key (z85) `is_allowed`
-        comes in, and that strangers do not is tried out here. A chunk has at most `chunk_bytes` bytes.
+        comes in, and that strangers do not is tried out here. A chunk has at most `chunk_bytes` bytes. Connections are
+        hung up on while more than `waiting_bytes_max` bytes wait for all of them, or a key has too many.
 
         Raises ConfigError if an address cannot be bound, or a stranger was not refused.
         """
@@ -318,14 +304,20 @@ class ZmqBroker(_Sockets):
         self._reopened_at: float | None = None
         self._subscribed_bytes = 0
         self._bind_host = bind_host
+        self._exchange = Exchange(
+            self._context,
+            bytes_max=waiting_bytes_max,
+            per_key_max=connections_per_key_max,
+            has_keys=keys is not None,
+        )
         # A stranger may fill one frame before its handshake fails: no socket takes a longer one than it must.
         self._frame_bytes = {
-            Channel.CONTROL: HEADER_BYTES_MAX + FRAME_BYTES_SPARE,
-            Channel.BULK: 2 * chunk_bytes + FRAME_BYTES_SPARE,
-            Channel.EVENTS: SUBSCRIPTION_BYTES_MAX,
+            Channel.CONTROL: HEADER_BYTES_MAX + bounds.FRAME_BYTES_SPARE,
+            Channel.BULK: 2 * chunk_bytes + bounds.FRAME_BYTES_SPARE,
+            Channel.EVENTS: bounds.SUBSCRIPTION_BYTES_MAX,
         }
         self._bulk_send_high_water = max(
-            BULK_SEND_HIGH_WATER_MIN, min(SEND_HIGH_WATER, BULK_SEND_BYTES_MAX // chunk_bytes)
+            bounds.BULK_SEND_HIGH_WATER_MIN, min(SEND_HIGH_WATER, bounds.BULK_SEND_BYTES_MAX // chunk_bytes)
         )
         try:
             if keys is not None:
@@ -344,17 +336,21 @@ class ZmqBroker(_Sockets):
         socket = self._open(channel, kind)
         # Bulk has a thread of libzmq's for itself: hints and control never wait until a chunk is encrypted.
         socket.setsockopt(zmq.AFFINITY, 2 if channel is Channel.BULK else 1)
+        # The heartbeats are the clients': where a connection with a full queue is reset, libzmq ends this process at
+        # its own next one (https://github.com/zeromq/libzmq/issues/4767 and others). Theirs have a time to live.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.RCVHWM, CONTROL_RECEIVE_HIGH_WATER)
+        socket.setsockopt(zmq.RCVHWM, bounds.CONTROL_RECEIVE_HIGH_WATER)
         if channel is Channel.CONTROL:
-            socket.setsockopt(zmq.SNDHWM, CONTROL_SEND_HIGH_WATER)
+            socket.setsockopt(zmq.SNDHWM, bounds.CONTROL_SEND_HIGH_WATER)
         if channel is Channel.BULK:
-            socket.setsockopt(zmq.RCVHWM, BULK_RECEIVE_HIGH_WATER)
+            socket.setsockopt(zmq.RCVHWM, bounds.BULK_RECEIVE_HIGH_WATER)
             socket.setsockopt(zmq.SNDHWM, self._bulk_send_high_water)
         socket.setsockopt(zmq.MAXMSGSIZE, min(FRAME_BYTES_MAX, self._frame_bytes[channel]))
         if self._doors is not None:
             self._doors.guard(socket)
+        self._exchange.watch(channel, socket)
         endpoint = f"tcp://{self._bind_host}:{port or '*'}"
         try:
             socket.bind(endpoint)
@@ -364,14 +360,28 @@ class ZmqBroker(_Sockets):
                 f"this broker cannot listen on {endpoint} ({reason}): is another process using the port, "
                 "and is the address one of this machine's?"
             ) from error
-        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        found = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._exchange.bound(channel, found)
+        return found
+
+    def _shut(self, channel: Channel) -> None:
+        self._exchange.forget(channel)
+        super()._shut(channel)
 
     def send(self, channel: Channel, connection: bytes, header: bytes, payload: Bytes | None = None) -> bool:
         """Hands one message to one connection; False if it is gone or full."""
         frames: list[Bytes] = [connection, header]
         if payload is not None:
             frames.append(payload)
-        return self._send_frames(self._channels[channel], frames)
+        is_sent = self._send_frames(self._channels[channel], frames)
+        if is_sent:
+            self._exchange.give(channel, frames)
+        return is_sent
+
+    def take_cuts(self) -> dict[str, int]:
+        """How many connections were hung up on since the last call, by the reason; empty if none was."""
+        cuts, self._exchange.cuts = self._exchange.cuts, {}
+        return {reason.value: num for reason, num in cuts.items()}
 
     def publish(self, header: bytes) -> None:
         """Sends to every subscriber of the events channel; a slow one misses it."""
@@ -416,16 +426,19 @@ class ZmqBroker(_Sockets):
     def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
         if self._doors is not None and self._doors.socket in ready:
             self._doors.answer()
+        self._exchange.attend()
         if self._reopened_at is not None:
             self._reopen()
-        elif self._subscribed_bytes > SUBSCRIBED_BYTES_MAX:
+        elif self._subscribed_bytes > bounds.SUBSCRIBED_BYTES_MAX:
             self._renew_events()
 
     def _close_others(self) -> None:
+        self._exchange.close()
         if self._doors is not None:
             self._doors.close()
 
     def _read(self, channel: Channel, frames: list[zmq.Frame]) -> Arrival | None:
+        self._exchange.read(channel, frames)
         if channel is Channel.EVENTS:  # subscriptions: hints go to everybody
             self._subscribed_bytes += sum(len(frame) for frame in frames if len(frame) > 1)
             return None
@@ -435,16 +448,3 @@ class ZmqBroker(_Sockets):
             return Arrival(channel, frames[0].bytes, b"", key=key)
         payload = frames[2].buffer if len(frames) == 3 else None
         return Arrival(channel, frames[0].bytes, frames[1].buffer, payload, key)
-
-
-def allow_descriptors() -> int:
-    """Lets this process open as many descriptors as its hard limit permits; how many that are.
-
-    Every connection is one, those of strangers too: a broker with the usual 1024 would have none left for its store.
-    """
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

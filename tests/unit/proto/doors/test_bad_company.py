@@ -12,7 +12,8 @@ import pytest
 
 from isles.proto.messages import HEADER_BYTES_MAX, Channel
 from isles.proto.transport.address import Address
-from isles.proto.transport.zmq_transport import ZmqBroker, allow_descriptors
+from isles.proto.transport.tcp import allow_descriptors
+from isles.proto.transport.zmq_transport import ZmqBroker
 
 if TYPE_CHECKING:
     from tests.unit.proto.doors.conftest import House
