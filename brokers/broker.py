@@ -9,6 +9,7 @@ import secrets
 import sqlite3
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -84,6 +85,9 @@ class Broker:
         self._num_dropped = 0
         """Answers that the transport did not take since the last line about them."""
         self._dropped_at = clock.now()
+        self._cuts: Counter[str] = Counter()
+        """Connections that were hung up on since the last line about them, by the reason."""
+        self._cuts_told_at: float | None = None
         self.incarnation = secrets.token_hex(TOKEN_BYTES)
         with self._store_faults():
             self.router = Router(
@@ -140,6 +144,7 @@ class Broker:
         if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
             self._ticked_at = now
             self._tell_dropped(now)
+            self._tell_cuts(now)
             events.append(Tick(self._store.blobs.free_bytes()))
             if self._allow_list is not None:
                 events += self._look_at(self._allow_list, now)
@@ -192,6 +197,15 @@ class Broker:
             self._logger.info("messages.dropped", unsent=self._num_dropped, unread=0, hints=0)
             self._num_dropped, self._dropped_at = 0, now
 
+    def _tell_cuts(self, now: float) -> None:
+        """At once, and then now and again: strangers decide how often there is something to say."""
+        self._cuts.update(self._transport.take_cuts())
+        if self._cuts and (self._cuts_told_at is None or now - self._cuts_told_at >= DROPPED_SECONDS):
+            counts = {reason: self._cuts[reason] for reason in ("stranger", "surplus", "overfull")}
+            self._logger.warning("connections.cut", **counts)
+            self._cuts.clear()
+            self._cuts_told_at = now
+
     @contextmanager
     def _store_faults(self) -> Iterator[None]:
         """Turns a failure of the index into the sentence that ends this process.
@@ -240,7 +254,8 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
     Raises ConfigError if it cannot listen or its keys cannot be used, StoreLockedError if another one has the store,
     StoreError if the disk fails.
     """
-    from isles.proto.transport.zmq_transport import ZmqBroker, allow_descriptors
+    from isles.proto.transport.tcp import allow_descriptors
+    from isles.proto.transport.zmq_transport import ZmqBroker
 
     allow_descriptors()
     check_times(times_of("broker", settings), logger)
@@ -249,7 +264,15 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
     lets_in = allow_list.lets_in if allow_list is not None else _nobody
     store = Store.open(settings.store)
     try:
-        transport = ZmqBroker(settings.host, settings.ports, keys, lets_in, settings.chunk_bytes)
+        transport = ZmqBroker(
+            settings.host,
+            settings.ports,
+            keys,
+            lets_in,
+            settings.chunk_bytes,
+            settings.waiting_bytes_max,
+            settings.connections_per_key_max,
+        )
     except IslesError:
         store.close()
         raise

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from isles.brokers.limits import RoutingSettings, Seconds
 from isles.proto.transport.address import is_loopback
+from isles.proto.transport.bounds import CONNECTIONS_PER_KEY_MAX, WAITING_BYTES_MAX
 
 BIND_PATTERN = r"^tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)$"
 
@@ -28,6 +29,15 @@ class BrokerSettings(RoutingSettings):
     )
     port: Annotated[int, Field(ge=0, le=65_533)] = Field(
         default=7700, description="port for control; bulk and events are the next two; 0 takes three free ones"
+    )
+    waiting_bytes_max: Annotated[int, Field(ge=64 << 20, lt=2**53)] = Field(
+        default=WAITING_BYTES_MAX,
+        description="memory for what waits in the sockets to be read or to be sent, in bytes; beyond it, the "
+        "connections that hold the most are cut",
+    )
+    connections_per_key_max: Annotated[int, Field(ge=8, le=1 << 20)] = Field(
+        default=CONNECTIONS_PER_KEY_MAX,
+        description="connections that one key may have open; each process has three",
     )
     num_disk_threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, description="threads that write, hash and read payloads"

@@ -29,6 +29,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "client.revoked": ("role", "id", "key"),
     "keys.changed": ("num_keys", "num_names"),
     "keys.unreadable": ("text",),
+    "connections.cut": ("stranger", "surplus", "overfull"),
     "learner.expired": ("learner", "silent_seconds"),
     "run.initialised": ("run", "learner", "num_fragments", "num_parameters"),
     "contribution.accepted": ("learner", "fragment", "number", "incarnation", "base_version", "tokens", "bytes"),
