@@ -79,7 +79,7 @@ def comparison_text(outcomes: Sequence[Outcome]) -> str:
 def rounds_table(varied: Varied, setting: str) -> Table:
     """A row for each outcome, with what its rounds are like."""
     left = [setting] if setting else []
-    names = ["goodput %", "uptime %", "participation %", "rounds/h", "merged after", "merging %", "lost %"]
+    names = ["goodput %", "uptime %", "in a round %", "rounds/h", "merged in", "merging %", "lost %"]
     has_rounds = any(one.rounds is not None for _, one in varied)
     table = _table([*left, "system"], ["chips", *(names if has_rounds else names[:2])])
     for value, one in varied:
@@ -100,7 +100,7 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:

@@ -105,8 +105,8 @@ def published_gbit(settings: PlanSettings) -> float:
 
 def value_bits(settings: PlanSettings) -> tuple[float, float]:
     """Bits per value up and down: as stated, else as measured."""
-    up = settings.bits_up or bits_of(settings.codec_up, is_up=True)
-    down = settings.bits_down or bits_of(settings.codec_down, is_up=False)
+    up = settings.bits_up or bits_of(settings.codec_up)
+    down = settings.bits_down or bits_of(settings.codec_down)
     return up, down
 
 
