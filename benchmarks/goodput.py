@@ -177,9 +177,10 @@ def compare(folder: Path) -> int:
     assert outcome.rounds is not None
     participation = summary["participation_mean"] / len(workers)
     print(f"{'participation':<28}{outcome.rounds.participation:>12.3f}{participation:>12.3f}")
-    print(
-        f"{'seconds of training':<28}{seconds:>12.0f}{summary['tokens_merged'] / disturbed['goodput']['whole']:>12.0f}"
-    )
+    trained_seconds = summary["tokens_merged"] / disturbed["goodput"]["whole"]
+    per_hour = 3600 * summary["rounds_committed"] / trained_seconds
+    print(f"{'rounds in an hour':<28}{outcome.rounds.per_hour:>12.0f}{per_hour:>12.0f}")
+    print(f"{'seconds of training':<28}{seconds:>12.0f}{trained_seconds:>12.0f}")
     print(f"{'work lost with a memory':<28}{outcome.lost:>12.4f}")
     print(f"predicted - measured: {difference:+.1f} points; at most {POINTS_MAX:g} are allowed")
     return 0 if abs(difference) <= POINTS_MAX else 1

@@ -20,7 +20,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 """Okabe and Ito's palette, which also people tell apart who do not see all colours."""
 GREY: Final = "#666666"
 
-STYLE: Final[dict[str, Any]] = {
+STYLE: Final[Any] = {
     "font.size": 10,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",

@@ -126,7 +126,8 @@ def _chain(
     failures: Sequence[float], back: Sequence[float], patience: Sequence[float], down: float, up: float
 ) -> tuple[list[float], list[float]]:
     """Pause after pause: the next failure begins one, or a chip whose patience ends first."""
-    starts, ends = [], []
+    starts: list[float] = []
+    ends: list[float] = []
     num_failures, num_back = len(failures), len(back)
     failure, waiting, now = 0, 0, 0.0
     while True:

@@ -6,7 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isles.proto.agreement import ApplyRule, CodecName, NotNegative, Positive, Share
+from isles.proto.agreement import ApplyRule, NotNegative, Positive, Share
+from isles.proto.codec_names import CodecName
 
 SITES_MAX: Final = 1024
 """Four times the learners that one broker was measured with."""
