@@ -146,7 +146,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))
     name = contribution.id
     answer = retained.accept(state.index, contribution, unix=state.unix)
-    sent = state.send(upload.session, Channel.CONTROL, answer.model_copy(update={"request": upload.request}))
+    sent = state.send(upload.session, Channel.CONTROL, answer.addressed(request=upload.request))
     if not isinstance(answer, Accepted):
         if state.index.blob(blob.digest) is None:
             state.index.put_blob(blob, 0.0)  # nothing refers to it: deleted with the next such ones

@@ -103,9 +103,10 @@ class Downloads:
             return []
         self.flight.give_back(download.key_name, message.offset - download.taken)
         download.taken, download.touched_at = message.offset, now
-        if download.taken == download.blob.size_bytes:
-            self.drop(download.number)
-        return self._read_on(download)
+        if download.taken < download.blob.size_bytes:
+            return self._read_on(download)
+        self.drop(download.number)
+        return self._serve(download.key_name)
 
     def _read_on(self, download: Download) -> list[Instruction]:
         self._waiting.setdefault(download.key_name, {})[download.number] = None
@@ -118,7 +119,7 @@ class Downloads:
     def _serve(self, key_name: str) -> list[Instruction]:
         """Orders one chunk after the other, of all in turn that wait, while there is room."""
         orders: list[Instruction] = []
-        waiting = self._waiting[key_name]
+        waiting = self._waiting.get(key_name, {})
         while waiting:
             number = next(iter(waiting))
             order = self._next_read(number)
@@ -127,11 +128,13 @@ class Downloads:
             del waiting[number]
             if order is not None:
                 self._reads.put(number, key_name, order.num_bytes)
-                self._open[number].ordered += order.num_bytes
+                download = self._open[number]
+                download.ordered += order.num_bytes
                 orders.append(order)
-                waiting[number] = None
+                if download.ordered < download.blob.size_bytes:
+                    waiting[number] = None
         if not waiting:
-            del self._waiting[key_name]
+            self._waiting.pop(key_name, None)
         return orders
 
     def _next_read(self, number: int) -> ReadChunk | None:

@@ -8,8 +8,8 @@ continues for one lease time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from isles.brokers.store.index import Index, StoredLearner
 from isles.proto.messages import COUNT_MAX, LearnerInfo, Progress
@@ -42,6 +42,9 @@ class _Learner:
     is_draining: bool = False
     has_lost_shards: bool = False
     is_changed: bool = True
+    info: LearnerInfo | None = None
+    """What rounds were last told, made of these facts."""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +227,7 @@ class Membership:
     def infos(self) -> tuple[LearnerInfo, ...]:
         """All learners in order of their names, for rounds and for people."""
         num_shards = self._index.num_shards_of()
-        return tuple(
-            LearnerInfo(
-                learner=name,
-                region=known.region,
-                incarnation=known.incarnation,
-                is_live=known.is_live,
-                last_seen_unix=known.last_seen_unix,
-                tokens=min(COUNT_MAX, known.tokens_before + known.tokens),
-                steps=min(COUNT_MAX, known.steps_before + known.steps),
-                tokens_per_second=max(0.0, known.tokens_per_second),
-                step_seconds=known.step_seconds,
-                num_shards=num_shards.get(name, 0),
-                is_draining=known.is_draining,
-            )
-            for name, known in sorted(self._learners.items())
-        )
+        return tuple(_info(name, known, num_shards.get(name, 0)) for name, known in sorted(self._learners.items()))
 
     @property
     def tokens_produced(self) -> int:
@@ -297,6 +285,27 @@ class Membership:
     def advance_shards(self, learner: str, cursor: dict[int, int]) -> None:
         """An accepted contribution carries its work's place in the data, in the transaction that accepts it."""
         self._index.advance_shards(learner, cursor)
+
+
+def _info(learner: str, known: _Learner, num_shards: int) -> LearnerInfo:
+    """What the broker knows of a learner; mostly nothing has changed since the last round but when it was heard."""
+    facts = {
+        "region": known.region,
+        "incarnation": known.incarnation,
+        "is_live": known.is_live,
+        "tokens": min(COUNT_MAX, known.tokens_before + known.tokens),
+        "steps": min(COUNT_MAX, known.steps_before + known.steps),
+        "tokens_per_second": max(0.0, known.tokens_per_second),
+        "step_seconds": known.step_seconds,
+        "num_shards": num_shards,
+        "is_draining": known.is_draining,
+    }
+    if known.info is None or known.facts != facts:
+        known.facts = facts
+        known.info = LearnerInfo(learner=learner, last_seen_unix=known.last_seen_unix, **facts)
+    elif known.info.last_seen_unix != known.last_seen_unix:
+        known.info = known.info.changed(last_seen_unix=known.last_seen_unix)
+    return known.info
 
 
 def _restore(index: Index, stored: StoredLearner, now: float) -> _Learner:

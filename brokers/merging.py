@@ -49,7 +49,7 @@ def take_list(state: State, _: Session, arrival: MessageArrived, message: List) 
     if listing is None:
         text = f"there is no fragment {message.fragment} in this run"
         return respond(arrival, Error(code="not-found", text=text))
-    return reply(arrival, listing.model_copy(update={"learners": state.membership.infos()}))
+    return reply(arrival, listing.changed(learners=state.membership.infos()))
 
 
 def take_settle(state: State, session: Session, arrival: MessageArrived, message: Settle) -> list[Instruction]:

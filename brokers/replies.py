@@ -14,14 +14,14 @@ Level = Literal["debug", "info", "warning", "error"]
 
 def reply(arrival: MessageArrived, message: Message) -> list[Instruction]:
     """Answers where the question came from, with its number."""
-    answer = message.model_copy(update={"request": arrival.message.request})
+    answer = message.addressed(request=arrival.message.request)
     return [Send(arrival.channel, arrival.connection, answer)]
 
 
 def refuse(arrival: MessageArrived | GarbageArrived, error: Error, *, level: Level = "warning") -> list[Instruction]:
     """Answers with an error and says so in the log."""
     request = arrival.message.request if isinstance(arrival, MessageArrived) else 0
-    answer = error.model_copy(update={"request": request})
+    answer = error.addressed(request=request)
     return [Send(arrival.channel, arrival.connection, answer), refusal_log(error.code, error.text, level=level)]
 
 

@@ -249,7 +249,7 @@ def listing(index: Index, fragment: int, damaged: AbstractSet[str] = frozenset()
     pending = _that_fit([row.contribution for row in index.pending(fragment)])
     checkpoint = newest_checkpoint(index, fragment, head.version, damaged)
     if checkpoint is not None:
-        checkpoint = checkpoint.model_copy(update={"recipe": None})
+        checkpoint = checkpoint.changed(recipe=None)
     return Listing(head=head, pending=tuple(pending), learners=(), checkpoint=checkpoint)
 
 

@@ -170,7 +170,7 @@ class Uploads:
             return self._regrant(upload, session, now)
         if fault := self._fault(upload, payload):
             self.drop(upload.transfer)
-            error = fault.model_copy(update={"request": upload.request})
+            error = fault.addressed(request=upload.request)
             return [AbandonUpload(upload.transfer, upload.blob), Send(Channel.BULK, connection, error)]
         assert payload is not None
         upload.touched_at = now

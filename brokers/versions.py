@@ -170,7 +170,8 @@ def version_reply(
     if base_version == head.version:
         return VersionReply(head=head, row=row)
     chain = None if base_version is None else _chain(index, fragment, base_version, head.version, damaged)
-    whole = _from_checkpoint(index, fragment, head.version, damaged)
+    bytes_max = None if chain is None else _num_bytes(chain)
+    whole = _from_checkpoint(index, fragment, head.version, damaged, bytes_max)
     if chain is not None and (whole is None or _num_bytes(chain) < _num_bytes(whole[1], whole[0])):
         return VersionReply(head=head, updates=chain, row=row)
     if whole is None:
@@ -180,15 +181,20 @@ def version_reply(
 
 
 def _from_checkpoint(
-    index: Index, fragment: int, head: int, damaged: AbstractSet[str]
+    index: Index, fragment: int, head: int, damaged: AbstractSet[str], bytes_max: int | None
 ) -> tuple[VersionInfo, tuple[BlobRef, ...]] | None:
-    """The newest readable checkpoint with an unbroken chain; an older one could only be more bytes."""
+    """The newest readable checkpoint with an unbroken chain; an older one could only be more bytes.
+
+    None also if it alone is more than `bytes_max`: who has something to begin with seldom wants a whole one.
+    """
     for info in index.checkpoints(fragment, head):
+        if bytes_max is not None and _num_bytes((), info) > bytes_max:
+            return None
         chain = _chain(index, fragment, info.version, head, damaged)
         if chain is None:
             return None  # what is broken here is broken for all older ones
         if info.parameters is not None and info.parameters.digest not in damaged:
-            return info.model_copy(update={"recipe": None}), chain
+            return info.changed(recipe=None), chain
     return None
 
 

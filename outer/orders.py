@@ -84,6 +84,9 @@ class Rejoined:
 class Hinted:
     """Something may have changed."""
 
+    version: int | None = None
+    """The head, if that is what has changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:

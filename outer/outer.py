@@ -178,7 +178,7 @@ class Outer:
         if hint.kind == "initialised" and not self._desks:
             self._say_hello()
         if hint.kind in ("contribution", "version", "settled") and hint.fragment < len(self._desks):
-            self._desks[hint.fragment].handle(orders.Hinted())
+            self._desks[hint.fragment].handle(orders.Hinted(hint.version if hint.kind == "version" else None))
 
     def _take_welcome(self, welcome: Welcome) -> None:
         record = welcome.run_record

@@ -13,7 +13,6 @@ wait for the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -163,7 +162,10 @@ class Rounds:
     def _take(self, event: Event, now: float) -> list[Instruction]:
         match event:
             case Hinted():
-                return self._list(now)
+                # Of a version of our own the answer to its commit tells, or has told.
+                version, is_committing = event.version, self.state is State.COMMITTING
+                is_ours = version is not None and (is_committing or version <= self._version_min)
+                return [] if is_ours else self._list(now)
             case Rejoined():
                 self._version_min = 0
                 return self._list(now)
@@ -415,8 +417,8 @@ class Rounds:
         if plan is None:
             return []
         self._begin_round(None)
-        version = plan.head.version
-        return [self._log("warning", "round.abandoned", version=version, reason=reason), *self._list(now)]
+        said = self._log("warning", "round.abandoned", version=plan.head.version, reason=reason)
+        return [said, *self._list(now)]
 
     def _take_ask_failure(self, event: AskFailed, now: float) -> list[Instruction]:
         if event.ask == "list":
@@ -445,5 +447,4 @@ class Rounds:
         return [SetTimer(at)]
 
     def _log(self, level: Literal["debug", "info", "warning"], event: str, **fields: Any) -> Log:
-        facts: Mapping[str, Any] = {"fragment": self.fragment, **fields}
-        return Log(level, event, facts)
+        return Log(level, event, {"fragment": self.fragment, **fields})

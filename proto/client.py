@@ -258,7 +258,7 @@ class Client:
     def _say_hello(self, now: float) -> list[Instruction]:
         self._hello_deadline = now + self._hello_retry_seconds
         self._hello_retry_seconds = min(2 * self._hello_retry_seconds, JOIN_RETRY_SECONDS_MAX)
-        return [Send(Channel.CONTROL, self.hello.model_copy(update={"request": self._hello_request}))]
+        return [Send(Channel.CONTROL, self.hello.addressed(request=self._hello_request))]
 
     def _take_welcome(self, welcome: Welcome, now: float) -> list[Instruction]:
         if welcome.request != self._hello_request or self._hello_deadline is None:
@@ -302,13 +302,17 @@ class Client:
         self._num_requests += 1
         return self._num_requests
 
-    def _send(self, channel: Channel, message: Message, payload: memoryview | None = None) -> list[Instruction]:
+    def _send(
+        self, channel: Channel, message: Message, payload: memoryview | None = None, *, request: int | None = None
+    ) -> list[Instruction]:
+        """`request` if it is not the message's own."""
         if not self.session and not isinstance(message, AskStatus):
             return []
-        return [Send(channel, message.model_copy(update={"session": self.session}), payload)]
+        number = message.request if request is None else request
+        return [Send(channel, message.addressed(request=number, session=self.session), payload)]
 
     def _repeat(self, asked: _Asked) -> list[Instruction]:
-        return self._send(Channel.CONTROL, asked.message.model_copy(update={"request": asked.request}))
+        return self._send(Channel.CONTROL, asked.message, request=asked.request)
 
     def _take_answer(self, asked: _Asked, message: Message, now: float) -> list[Instruction]:
         match message:

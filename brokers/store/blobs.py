@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -19,6 +20,8 @@ from isles.proto.messages import BlobRef
 
 HASH_BYTES: Final = 1 << 20
 """Read at once while a digest is checked."""
+PATHS_KEPT: Final = 1024
+"""Paths that are remembered: every learner reads the newest blobs, and to make a path takes as long as a small read."""
 OWN_FILE: Final = re.compile(r"[0-9a-f]{64}|[0-9]+\.tmp")
 """What a sweep may delete: a folder that was named by mistake keeps everything else."""
 
@@ -89,6 +92,7 @@ class FolderBlobs:
     def __init__(self, folder: Path, files: Files | None = None) -> None:
         """Makes the folder if it is missing; deletes nothing."""
         self._folder = folder
+        self._path = lru_cache(PATHS_KEPT)(folder.joinpath)
         self._files = files or DiskFiles()
         self._partials: dict[int, _Partial] = {}
         self._checked: dict[str, tuple[int, int]] = {}
@@ -101,7 +105,7 @@ class FolderBlobs:
             if partial is None:
                 if offset:
                     raise DiskFullError(f"upload {transfer} was given up before its byte {offset}")
-                path = self._folder / f"{transfer}.tmp"
+                path = self._path(f"{transfer}.tmp")
                 partial = self._partials[transfer] = _Partial(self._files.create(path), path)
             assert offset == partial.size_bytes, f"upload {transfer} writes at {offset}, has {partial.size_bytes}"
             self._files.write(partial.file, payload)
@@ -121,7 +125,7 @@ class FolderBlobs:
                 f"{size} bytes with digest {found[:12]} arrived where {blob.size_bytes} with {blob.digest[:12]} were "
                 "announced: they were damaged on their way; send them again"
             )
-        path = self._folder / blob.digest
+        path = self._path(blob.digest)
         del self._partials[transfer]
         try:
             with partial.file:
@@ -143,7 +147,7 @@ class FolderBlobs:
             self._files.delete(partial.path)
 
     def read(self, blob: BlobRef, offset: int, num_bytes: int) -> bytes:
-        path = self._folder / blob.digest
+        path = self._path(blob.digest)
         try:
             with self._files.open(path) as file:
                 if offset == 0:
@@ -176,14 +180,14 @@ class FolderBlobs:
 
     def delete(self, digest: str) -> None:
         self._checked.pop(digest, None)
-        self._files.delete(self._folder / digest)
+        self._files.delete(self._path(digest))
 
     def sweep(self, known: set[str]) -> tuple[int, int]:
         self.close()
         num_blobs = num_bytes = 0
         for name in self._files.names(self._folder):
             if name not in known and OWN_FILE.fullmatch(name):
-                path = self._folder / name
+                path = self._path(name)
                 num_blobs += 1
                 num_bytes += self._files.stamp(path)[1]
                 self._files.delete(path)

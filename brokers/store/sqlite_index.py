@@ -6,8 +6,8 @@ One thread uses it at a time; it may be opened in one thread and handed to anoth
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class SqliteIndex:
         try:
             self._db = connect(path)
             self._transactions = Transactions(self._db)
+            self._current: set[tuple[str, str, str]] = set()
+            """Incarnations that were found to be current: asked about with every message."""
             found = self._format()
             if found == FORMAT or found in MIGRATED_FORMATS:
                 self._db.executescript(SCHEMA)
@@ -73,11 +75,9 @@ class SqliteIndex:
                 self._do(statement)
             self.put_value("format", str(FORMAT).encode())
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All or nothing; nested ones roll back alone."""
-        with self._transactions.hold():
-            yield
+        return self._transactions
 
     def close(self) -> None:
         self._db.close()
@@ -129,21 +129,21 @@ class SqliteIndex:
     # ---------------------------------------------------------------------------------------------------- incarnations
 
     def current_incarnation(self, role: str, name: str) -> str | None:
-        found = self._one(
-            "SELECT incarnation FROM incarnations WHERE role = ? AND name = ? AND is_current = 1", role, name
-        )
+        sql = "SELECT incarnation FROM incarnations WHERE role = ? AND name = ? AND is_current = 1"
+        found = self._one(sql, role, name)
         return None if found is None else str(found[0])
 
     def is_retired(self, role: str, name: str, incarnation: str) -> bool:
-        found = self._one(
-            "SELECT is_current FROM incarnations WHERE role = ? AND name = ? AND incarnation = ?",
-            role,
-            name,
-            incarnation,
-        )
+        who = role, name, incarnation
+        if who in self._current:
+            return False
+        found = self._one("SELECT is_current FROM incarnations WHERE role = ? AND name = ? AND incarnation = ?", *who)
+        if found is not None and found[0] and not self._transactions.has_begun:
+            self._current.add(who)
         return found is not None and not found[0]
 
     def put_current_incarnation(self, role: str, name: str, incarnation: str) -> None:
+        self._current.clear()
         self._do("UPDATE incarnations SET is_current = 0 WHERE role = ? AND name = ?", role, name)
         self._do("INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, 1)", role, name, incarnation)
 
@@ -201,7 +201,7 @@ class SqliteIndex:
     @staticmethod
     def _version(found: Any, ingredients: bytes = b"\x90") -> VersionInfo:
         info = decode_version(found[0], found[2], found[3], ingredients)
-        return info if found[1] else info.model_copy(update=dict.fromkeys(BLOBS))
+        return info if found[1] else info.changed(**dict.fromkeys(BLOBS))
 
     def head(self, fragment: int) -> VersionInfo | None:
         found = self._one(f"{self._VERSION} WHERE fragment = ? ORDER BY version DESC LIMIT 1", fragment)

@@ -7,12 +7,14 @@ earlier is consistent anyway, since nobody else writes.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 
 class Transactions:
-    """How deep the caller is in transactions, and how many of these SQLite knows of."""
+    """How deep the caller is in transactions, and how many of these SQLite knows of.
+
+    `with` one of these is all or nothing; nested ones roll back alone.
+    """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         """`database` is in autocommit mode and has no other user."""
@@ -20,20 +22,25 @@ class Transactions:
         self._database = database
         self._num_begun = 0
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """All or nothing; nested ones roll back alone."""
+    def __enter__(self) -> None:
         self.depth += 1
-        try:
-            yield
-        except BaseException:
-            self.depth -= 1
-            self._roll_back()
-            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.depth -= 1
-        if self._num_begun > self.depth:
-            self._num_begun = self.depth
+        if self._num_begun <= self.depth:
+            return
+        self._num_begun = self.depth
+        if kind is not None:
+            self._roll_back()
+        else:
             self._database.execute("COMMIT" if self.depth == 0 else f"RELEASE {_name(self.depth)}")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was written that is not committed yet."""
+        return self._num_begun > 0
 
     def begin(self) -> None:
         """Comes before each write: begins whatever the caller is in and SQLite does not know of yet."""
@@ -42,9 +49,6 @@ class Transactions:
             self._num_begun = level + 1
 
     def _roll_back(self) -> None:
-        if self._num_begun <= self.depth:
-            return
-        self._num_begun = self.depth
         if not self._database.in_transaction:
             return  # SQLite has rolled back by itself, as it does when the disk is full
         if self.depth == 0:

@@ -146,3 +146,12 @@ def test_a_hello_states_its_settings_as_plain_values() -> None:
     stated = {"sync.interval_steps": 24, "sync.codec_up": "int4"}
     hello = Hello(role="worker", id="a", incarnation="ab" * 8, stated=stated)
     assert unpack(pack(hello)) == hello
+
+
+def test_a_message_is_addressed_as_a_copy_is_changed() -> None:
+    ask = AskVersion(fragment=2, base_version=7)
+    sent = ask.addressed(request=5, session="ab" * 8)
+    assert sent == ask.model_copy(update={"request": 5, "session": "ab" * 8})
+    assert pack(sent) == pack(AskVersion(fragment=2, base_version=7, request=5, session="ab" * 8))
+    assert sent.model_fields_set == {"fragment", "base_version", "request", "session"}
+    assert ask == AskVersion(fragment=2, base_version=7)

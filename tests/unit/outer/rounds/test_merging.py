@@ -12,6 +12,7 @@ from isles.outer.orders import (
     Commit,
     FetchPayloads,
     ForgetPayloads,
+    Hinted,
     List,
     Log,
     Merge,
@@ -152,6 +153,17 @@ def test_a_listing_older_than_the_own_commit_is_not_believed(
     assert bench.has(List)
     assert not bench.has(FetchPayloads)
     assert bench.state is State.IDLE
+
+
+def test_a_hint_at_a_version_of_its_own_tells_an_outer_nothing(
+    bench: Bench, rows: list[Contribution], learners: list[LearnerInfo]
+) -> None:
+    bench.tell(Merged(bench.merge_all(rows, learners), bench.blobs))
+    assert bench.tell(Hinted(1)) == [], "the answer to the commit is still to come"
+    bench.tell(Committed(fragment=0, version=1))
+    bench.look([], learners, version=1)
+    assert bench.tell(Hinted(1)) == [], "the hint comes after the answer"
+    assert bench.tell(Hinted(2))[0] == List(), "somebody else has committed"
 
 
 def test_after_a_new_session_even_an_older_store_is_believed(
