@@ -19,6 +19,8 @@ from isles.proto.messages import Channel
 from isles.proto.transport import tcp
 from isles.proto.transport.backlog import Backlog, Counts, Place, Reason, wire_bytes
 
+ATTEND_SECONDS: Final = 0.05
+"""Between two readings of the monitors: at thousands of messages a second each costs as much as a message."""
 LOOK_SECONDS: Final = 0.25
 """Between two looks while there is something to see: what a link of 10 Gbit/s brings in it are 300 MB."""
 LOOK_REST: Final = 20
@@ -57,7 +59,7 @@ class Exchange:
         self._ports: dict[Channel, int] = {}
         self._first_bytes = tcp.resident_bytes()
         self._looked_at = clock()
-        self._look_at = self._looked_at
+        self._look_at = self._attend_at = self._looked_at
 
     def watch(self, channel: Channel, socket: zmq.Socket[bytes]) -> None:
         """From now on the connections of a socket are known; before it is bound."""
@@ -105,6 +107,9 @@ class Exchange:
     def attend(self) -> None:
         """Takes what the monitors say, and looks at what waits when it is time."""
         now = self._clock()
+        if now < self._attend_at:
+            return
+        self._attend_at = now + ATTEND_SECONDS
         for channel in self._monitors:
             self._take_reports(channel, now)
         if now < self._look_at:

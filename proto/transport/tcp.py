@@ -1,13 +1,13 @@
 """What the kernel knows of this process and of its connections; on other systems than Linux it is asked nothing.
 
-libzmq owns the descriptors. They are looked at through copies, so that nothing here acts on one that has become
-another's: a copy stays what it was.
+libzmq owns the descriptors, and may close one and open another under its number at any moment. So they are borrowed for
+one question each, and whoever hangs up makes sure before that it is a connection to the port that is meant. Copies
+would be safer still, but there are none left when strangers hold all descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import socket
 import struct
@@ -29,23 +29,20 @@ PAGE_BYTES: Final = resource.getpagesize()
 
 
 @contextlib.contextmanager
-def _copy(descriptor: int) -> Iterator[socket.socket]:
-    duplicate = os.dup(descriptor)
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    # Which family is said saves asking for it, and changes nothing.
+    borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
-        # Which family is said saves asking for it, and changes nothing.
-        copy = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        raise
-    with copy:
-        yield copy
+        yield borrowed
+    finally:
+        borrowed.detach()
 
 
 def count(descriptor: int) -> Counts | None:
     """The counters of a connection; None if the descriptor is none (any more)."""
     try:
-        with _copy(descriptor) as copy:
-            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        with _borrowed(descriptor) as borrowed:
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     except OSError:
         return None
     if len(info) < INFO_BYTES:
@@ -60,9 +57,9 @@ def hang_up(descriptor: int, port: int) -> None:
 
     Does nothing if the descriptor is no such connection (any more).
     """
-    with contextlib.suppress(OSError), _copy(descriptor) as copy:
-        if copy.getsockname()[1] == port:
-            copy.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
+        if borrowed.getsockname()[1] == port:
+            borrowed.shutdown(socket.SHUT_RDWR)
 
 
 def resident_bytes() -> int:

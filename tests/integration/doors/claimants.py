@@ -64,13 +64,13 @@ def die_at(point: str) -> None:
         case "when it has asked":
             ZmqClient.send = then_die(ZmqClient.send)  # type: ignore[method-assign]
         case "when it is answered":
-            Client.handle = die_of_welcome  # type: ignore[method-assign]
+            Client.handle = die_of_welcome  # type: ignore[assignment, method-assign]
         case "while it keeps the answer":
-            Path.replace = die_of_second  # type: ignore[method-assign]
+            Path.replace = die_of_second  # type: ignore[assignment, method-assign]
         case "when it has kept the answer":
             Connection.leave_and_wait = die  # type: ignore[method-assign]
         case "when it has confirmed the answer":
-            Connection.leave_and_wait = leave_first  # type: ignore[method-assign]
+            Connection.leave_and_wait = leave_first  # type: ignore[assignment, method-assign]
         case _:
             assert not point, point
 

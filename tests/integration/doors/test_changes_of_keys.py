@@ -159,8 +159,8 @@ class Training:
     @property
     def public(self) -> str:
         """The key with which its sockets are open."""
-        key = self.learner._running.courier._connection._transport._key
-        return str(key.public)
+        transport: Any = self.learner._running.courier._connection._transport
+        return str(transport._key.public)
 
 
 def test_a_worker_that_trains_changes_over_to_its_next_key_and_never_stops(

@@ -69,7 +69,7 @@ class Claimants:
 
     def claimed(self, pid: int) -> dict[str, Any]:
         """What a process has claimed."""
-        found = self._said.wait_for(lambda said: said["pid"] == pid and {"id", "error"} & said.keys())
+        found = self._said.wait_for(lambda said: said["pid"] == pid and bool({"id", "error"} & said.keys()))
         assert "error" not in found, found
         return found
 

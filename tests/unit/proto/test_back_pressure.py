@@ -92,7 +92,8 @@ def test_a_broker_beats_no_heart_of_its_own(broker: ZmqBroker) -> None:
 
 
 def test_what_peers_do_not_take_is_bounded_for_all_of_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LOOK_SECONDS", 0.0)
+    for name in ("ATTEND_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(exchange, name, 0.0)
     monkeypatch.setattr(exchange, "SEEN_SHARE", -1.0)
     broker = ZmqBroker("127.0.0.1", chunk_bytes=CHUNK, waiting_bytes_max=40 * CHUNK)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
