@@ -141,7 +141,8 @@ def faults() -> Iterator[Case]:
     """What unequal learners, dead ones and rounds of one cost."""
     group = "faults"
     for rule in RULES:
-        reference, settings = f"{DECOUPLED}, {rule}", {"merge_rule": rule}
+        settings: dict[str, Any] = {"merge_rule": rule}
+        reference = f"{DECOUPLED}, {rule}"
         yield Case(group, reference, settings)
         yield Case(group, f"unequal speeds, {rule}", settings, reference, spread=WIDE)
         yield Case(group, f"one dies and returns, {rule}", settings, reference, outage=OUTAGE)
@@ -154,7 +155,7 @@ def merging() -> Iterator[Case]:
     """The tables of the pages on merging, presets and dynamic steps."""
     group = "merging"
     short = {"grace_max_seconds": 1.5}
-    for name, settings in {
+    rows: dict[str, dict[str, Any]] = {
         DECOUPLED: {"merge_rule": "mean"},
         "decoupled, rda": {"merge_rule": "rda"},
         "short grace": {**short, "merge_rule": "mean"},
@@ -167,15 +168,17 @@ def merging() -> Iterator[Case]:
         "async, staleness 0.5": {"preset": "async", "staleness_exponent": 0.5},
         "async, momentum 0.5": {"preset": "async", "outer_momentum": 0.5},
         "async, whole steps": {"preset": "async", "has_fractional_steps": False},
-    }.items():
+    }
+    for name, settings in rows.items():
         yield Case(group, name, settings, reference=DECOUPLED)
     dynamic = {"preset": "local-sgd", "has_dynamic_interval": True}
-    for name, settings in {
+    wide: dict[str, dict[str, Any]] = {
         "wide": {"preset": "local-sgd"},
         "wide, dynamic": dynamic,
         "wide, no cues": {"preset": "local-sgd", "has_cues": False},
         "wide, no cues, dynamic": {**dynamic, "has_cues": False},
-    }.items():
+    }
+    for name, settings in wide.items():
         yield Case(group, name, settings, reference="wide", spread=WIDE)
 
 
