@@ -25,7 +25,8 @@ class Encode:
     account: Account[torch.Tensor]
     """A snapshot."""
     theta: torch.Tensor
-    """A copy of the live parameters, [num_values] float32 on the host; given back when the payload is made."""
+    """A copy of the live parameters, [num_values] float32 on the host; overwritten with the account, and given back
+    when the payload is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def encode_account(order: Encode, flat: FlatModel, sync: SyncSettings) -> Encode
     """
     fragment = order.take.fragment
     codec = codecs_of(flat.fragments[fragment], sync).up
-    unmerged = order.account.contribution(order.theta)
+    unmerged = contribution_in(order.theta, order.account, order.theta)
     encoded = encode_with_stats(codec, unmerged)
     if encoded.is_zero:
         return None
@@ -51,6 +52,15 @@ def encode_account(order: Encode, flat: FlatModel, sync: SyncSettings) -> Encode
         torch.linalg.vector_norm(unmerged[start:stop], dtype=torch.float64) for start, stop in flat.bounds(fragment)
     ]
     return Encoded(_contribution(order.take, codec, encoded.payload, norms), encoded.payload)
+
+
+def contribution_in(out: torch.Tensor, account: Account[torch.Tensor], theta: torch.Tensor) -> torch.Tensor:
+    """`account.contribution(theta)`, to the same bits, in memory that is there already: `out`, which may be `theta`.
+
+    A fragment of fresh memory would cost as much time as quantising it.
+    """
+    torch.sub(account.anchor, theta, out=out)
+    return out if account.residual is None else out.add_(account.residual)
 
 
 def _contribution(take: TakeAccount, codec: CodecName, payload: bytes, norms: list[torch.Tensor]) -> Contribution:

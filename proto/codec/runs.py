@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from isles.proto.codec.chunks import Bytes, Vector, spans
 from isles.proto.codec.frame import refusal
@@ -23,8 +22,7 @@ STRIDES: Final = np.append(np.arange(EMPTY_RUN) // len(RUN_LEVELS) + 1, RUN_ZERO
 LEVELS: Final = np.append(np.tile(RUN_LEVELS, RUN_ZEROS_MAX), 0).astype(np.float32)
 """[RUN_ALPHABET] the last of them."""
 
-DIGITS: Final = np.array([0, 1, 0, 2, 3], np.uint8)
-"""[level + 2] place of a level in RUN_LEVELS."""
+ZERO_DIGIT: Final = 2
 
 
 class RunWriter:
@@ -34,21 +32,24 @@ class RunWriter:
         self._open_zeros = 0
         """Zeros since the last level that was written."""
 
-    def write(self, levels: npt.NDArray[np.int8]) -> Bytes:
-        """The runs that end in `levels` ([n] int8, n >= 1)."""
-        places = np.flatnonzero(levels)
+    def write(self, digits: Bytes) -> Bytes:
+        """The runs that end in `digits` ([n] uint8, n >= 1), each a level + 2."""
+        places = np.flatnonzero(digits != ZERO_DIGIT)  # of booleans, several times faster than of numbers
         if not places.size:
-            self._open_zeros += levels.size
+            self._open_zeros += digits.size
             return np.empty(0, np.uint8)
-        zeros = np.diff(places, prepend=-1 - self._open_zeros) - 1
-        self._open_zeros = levels.size - 1 - int(places[-1])
-        digits = DIGITS[levels[places] + np.int8(2)]
-        if int(zeros.max()) < RUN_ZEROS_MAX:
-            return digits + np.left_shift(zeros.astype(np.uint8), 2)
-        num_empty, rest = np.divmod(zeros, RUN_ZEROS_MAX)
-        runs = np.full(zeros.size + int(num_empty.sum()), EMPTY_RUN, np.uint8)
-        runs[np.cumsum(num_empty + 1) - 1] = digits + np.left_shift(rest.astype(np.uint8), 2)
-        return runs
+        zeros = np.diff(places, prepend=-1 - self._open_zeros)
+        zeros -= 1
+        self._open_zeros = digits.size - 1 - int(places[-1])
+        ends = digits[places]
+        ends -= ends > ZERO_DIGIT  # now the level's place in RUN_LEVELS
+        is_long = zeros >= RUN_ZEROS_MAX
+        if not is_long.any():
+            return ends + np.left_shift(zeros.astype(np.uint8), 2)
+        longs = np.flatnonzero(is_long)
+        num_empty, zeros[longs] = np.divmod(zeros[longs], RUN_ZEROS_MAX)
+        runs = ends + np.left_shift(zeros.astype(np.uint8), 2)
+        return np.insert(runs, np.repeat(longs, num_empty), EMPTY_RUN)
 
 
 def read_runs(runs: Bytes, scales: Vector, *, out: Vector) -> None:

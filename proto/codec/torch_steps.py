@@ -15,7 +15,7 @@ import torch
 from isles.proto.codec import steps
 from isles.proto.codec.chunks import Bytes, Vector, spans
 from isles.proto.codec.frame import Encoded, PayloadHeader, pack
-from isles.proto.codec.runs import DIGITS, EMPTY_RUN, LEVELS, STRIDES, check_end, check_runs
+from isles.proto.codec.runs import EMPTY_RUN, LEVELS, STRIDES, check_end, check_runs
 from isles.proto.codec.scales import check_magnitudes, choose_step_scales, read_step_scales, store_step_scales
 from isles.proto.codec.table import RUN_ZEROS_MAX, STEP_BLOCK_VALUES, StepCodec
 
@@ -137,7 +137,8 @@ class RunWriter:
             return levels.new_empty(0, dtype=torch.uint8)
         zeros = places.diff(prepend=places.new_tensor([-1 - self._open_zeros])) - 1
         self._open_zeros = levels.numel() - 1 - int(places[-1])
-        digits = torch.from_numpy(DIGITS).to(levels.device)[levels[places].long() + 2]
+        ends_with = levels[places]
+        digits = (ends_with + 2 - (ends_with > 0).to(torch.int8)).to(torch.uint8)
         num_empty = zeros.div(RUN_ZEROS_MAX, rounding_mode="floor")
         ends = (num_empty + 1).cumsum(0)
         runs = levels.new_full((int(ends[-1]),), EMPTY_RUN, dtype=torch.uint8)

@@ -16,6 +16,7 @@ from isles.proto import codec
 from isles.proto.codec import steps, torch_steps
 from isles.proto.codec.frame import unpack
 from isles.proto.codec.runs import RunWriter, read_runs
+from isles.proto.codec.scales import choose_step_scales
 from isles.proto.codec.table import STEP_BLOCK_VALUES, StepCodec, step_codec
 
 Vector = npt.NDArray[np.float32]
@@ -87,7 +88,8 @@ def test_both_implementations_give_the_same_codes_for_the_same_scales_and_the_sa
     one = step_codec(hundredths)
     random = np.random.default_rng(seed)
     values = gaussian(size, seed) * (random.random(size) < random.random()).astype(np.float32)
-    scales, pieces = steps.quantise_vector(one, values)
+    scales = choose_step_scales(one, *steps.measure(values), size)
+    pieces = steps.quantise_vector(one, values, scales)
     by_torch = torch_steps.quantise_vector(one, torch.from_numpy(values), scales)
     assert b"".join(by_torch) == b"".join(pieces)
     payload = codec.encode(one.name, values)
@@ -185,7 +187,7 @@ def test_the_padding_of_the_last_block_does_not_make_its_step_smaller() -> None:
 def test_runs_give_back_the_levels_that_they_were_made_of(chunks: list[npt.NDArray[np.int8]], zeros: int) -> None:
     chunks = [chunks[0], np.zeros(zeros + 1, np.int8), *chunks[1:]]
     writer, by_torch = RunWriter(), torch_steps.RunWriter()
-    runs = np.concatenate([writer.write(chunk) for chunk in chunks])
+    runs = np.concatenate([writer.write((chunk + 2).astype(np.uint8)) for chunk in chunks])
     also = np.concatenate([by_torch.write(torch.from_numpy(chunk)).numpy() for chunk in chunks])
     levels = np.concatenate(chunks)
     out = np.full(levels.size, 7, np.float32)
