@@ -23,8 +23,7 @@ GREY: Final = "#666666"
 STYLE: Final[Any] = {
     "font.size": 10,
     "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": GREY,

@@ -36,9 +36,10 @@ def _draw_fleets(path: Path, outcomes: Sequence[Outcome], *, is_compared: bool) 
         style = "-" if row[0].system == "decoupled" else "--"
         axes.plot([one.chips for one in row], [100 * one.goodput for one in row], style, color=colour, marker="o", ms=4)
         ends.append((100 * row[-1].goodput, name, colour))
-        if is_compared:
-            known = [(one.chips, figure_) for one in row if (figure_ := published(one)) is not None]
-            axes.scatter(*zip(*known, strict=True), color=colour, marker="x", s=36, zorder=3) if known else None
+        known = [(one.chips, share) for one in row if is_compared and (share := published(one)) is not None]
+        axes.scatter(
+            [chips for chips, _ in known], [share for _, share in known], 36, color=colour, marker="x", zorder=3
+        )
     sizes = sorted({one.chips for one in outcomes})
     axes.set_xscale("log")
     axes.set_xticks(sizes, [chips_text(chips) for chips in sizes])
@@ -46,7 +47,7 @@ def _draw_fleets(path: Path, outcomes: Sequence[Outcome], *, is_compared: bool) 
     axes.set_ylim(0, 102)
     axes.set_xlabel("chips of the fleet")
     axes.set_ylabel("goodput, % of the fleet's time")
-    axes.set_title("Share of a fleet's time that is spent training")
+    axes.set_title("Share of a fleet's time that is spent training", loc="left", fontweight="bold")
     _name_lines(axes, ends)
     if is_compared:
         axes.annotate("× published", (0.02, 0.03), xycoords="axes fraction", color=GREY)
@@ -85,7 +86,7 @@ def _draw_setting(path: Path, varied: Varied, setting: str) -> None:
         axes.set_xticks(range(len(values)), values)
         axes.set_xlabel(setting.replace("_", " "))
         axes.set_ylim(0, 102)
-        axes.set_title(title)
+        axes.set_title(title, loc="left", fontweight="bold")
     left.set_ylabel("% of the fleet's time")
     right.set_ylabel("% of the learners that a round merges")
     left.legend(frameon=False, loc="lower left")

@@ -40,7 +40,7 @@ def _draw_loads(axes: Axes, settings: PlanSettings) -> None:
     axes.set_yticks(places, [_name(load) for load in bars])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("Gbit/s; the stroke is what the link carries")
-    axes.set_title("Bandwidth")
+    axes.set_title("Bandwidth", loc="left", fontweight="bold")
 
 
 def _name(load: Load) -> str:
@@ -69,5 +69,5 @@ def _draw_intervals(axes: Axes, settings: PlanSettings) -> None:
     axes.set_ylim(0, None)
     axes.set_xlabel("H, inner steps between two contributions to a fragment")
     axes.set_ylabel("fuller way of the link, %")
-    axes.set_title("What H changes")
+    axes.set_title("What H changes", loc="left", fontweight="bold")
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.9))
