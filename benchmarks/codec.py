@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`
 from benchmarks.measure.host import announce
 from benchmarks.measure.ratios import Ratio, speed_ratio
 from isles.outer.accumulators import start_merge
+from isles.outer.workshop import Adder
 from isles.proto.agreement import SyncSettings
 from isles.proto.codec import BLOCK_VALUES, CODEC_NAMES, decode, decode_with_scales, encode
 from isles.proto.codec.table import STEP_BLOCK_VALUES, BlockCodec, StepCodec, codec_named
@@ -145,12 +146,11 @@ class Merge:
             for number in range(num_contributions)
         )
         recipe = Recipe(ingredients=ingredients, fraction=1.0, merge_rule="mean", settings_digest=sync.digest)
-        self._merge = start_merge(recipe, slices, sync)
-        self._num_values = slices[-1].stop
+        self._adder = Adder(start_merge(recipe, slices, sync), slices[-1].stop)
 
     def add(self, payload: bytes) -> None:
         """What the outer does with a contribution."""
-        self._merge.add(decode(payload, num_values=self._num_values))
+        assert self._adder.add(payload) is None
 
 
 def entropy_bits(name: str, payload: bytes, num_values: int) -> float | None:

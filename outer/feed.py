@@ -10,7 +10,7 @@ from typing import Final
 from isles.outer.accumulators import Taker
 from isles.outer.payload_cache import Payload
 from isles.outer.services import Services, Unavailable
-from isles.outer.workshop import add_payload
+from isles.outer.workshop import Adder
 from isles.proto.messages import BlobRef
 
 AHEAD_MAX: Final = 2
@@ -47,10 +47,9 @@ class Feed:
 
         `then` is called once, on the calling thread, unless `cancel` is called before; with None if all were added.
         """
-        self._taker = taker
+        self._adder = Adder(taker, num_values)
         self._blobs = blobs
         self._services = services
-        self._num_values = num_values
         self._bytes_max = bytes_max
         self._find = find
         self._then = then
@@ -108,7 +107,7 @@ class Feed:
             self._then(None)
         elif index in self._ready and not self._is_adding:
             self._is_adding = True
-            call = partial(add_payload, self._taker, self._ready.pop(index), self._num_values)
+            call = partial(self._adder.add, self._ready.pop(index))
             self._services.work(call, self._take_added)
 
     def _take_added(self, fault: str | None) -> None:

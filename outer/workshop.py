@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from isles.outer.accumulators import Accumulator, Taker
 from isles.outer.optimizer import FragmentState, NewVersion, Vector, finish_version, optimizer_digest, parameters_digest
 from isles.outer.payload_cache import Payload
@@ -51,14 +53,25 @@ class Encoded:
     blob: BlobRef
 
 
-def add_payload(taker: Taker, payload: Payload, num_values: int) -> str | None:
-    """Adds one delta, or says why it is none."""
-    try:
-        delta = decode(payload, num_values=num_values)
-    except PayloadError as error:
-        return str(error)
-    taker.add(delta)
-    return None
+class Adder:
+    """Hands deltas to whatever takes them, one after the other.
+
+    All are decoded to the same memory: a fragment of fresh memory would cost more time than decoding.
+    """
+
+    def __init__(self, taker: Taker, num_values: int) -> None:
+        self._taker, self._num_values = taker, num_values
+        self._delta: Vector | None = None
+
+    def add(self, payload: Payload) -> str | None:
+        """Adds one delta, or says why it is none."""
+        if self._delta is None:
+            self._delta = np.empty(self._num_values, np.float32)
+        try:
+            self._taker.add(decode(payload, num_values=self._num_values, out=self._delta))
+        except PayloadError as error:
+            return str(error)
+        return None
 
 
 def finish(

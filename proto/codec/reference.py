@@ -60,25 +60,34 @@ def encode_with_stats(name: str, values: Vector) -> Encoded:
     return _encode_planes(codec, vector)
 
 
-def decode(payload: Buffer, *, num_values: int, allow_nonfinite: bool = False) -> Vector:
-    """The values ([num_values] float32, a new array) of a payload that came from a peer.
+def decode(payload: Buffer, *, num_values: int, out: Vector | None = None, allow_nonfinite: bool = False) -> Vector:
+    """The values ([num_values] float32) of a payload that came from a peer, in `out` or in a new array.
 
     Only codecs that can carry NaN and infinity (fp32, bf16) are affected by `allow_nonfinite`; without it such values
-    are refused. Raises PayloadError for whatever is wrong with the payload, before any of it is used.
+    are refused. Raises PayloadError for whatever is wrong with the payload, before any of it is used; what `out` holds
+    is undefined then. Raises ValueError for an `out` that is no contiguous vector of as many singles.
     """
-    return decode_with_scales(payload, num_values=num_values, allow_nonfinite=allow_nonfinite).values
+    return decode_with_scales(payload, num_values=num_values, out=out, allow_nonfinite=allow_nonfinite).values
 
 
-def decode_with_scales(payload: Buffer, *, num_values: int, allow_nonfinite: bool = False) -> Decoded:
+def decode_with_scales(
+    payload: Buffer, *, num_values: int, out: Vector | None = None, allow_nonfinite: bool = False
+) -> Decoded:
     """Like `decode`, and gives the scales of a step codec's blocks."""
     header, raw = unpack(payload, num_values=num_values)
+    if out is None:
+        out = np.empty(num_values, np.float32)
+    elif out.dtype != np.float32 or out.shape != (num_values,) or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a contiguous float32 vector of {num_values} values")
     codec = codec_named(header.codec)
+    scales = None
     if isinstance(codec, StepCodec):
-        vector = np.empty(num_values, np.float32)
-        return Decoded(vector, decode_steps(codec, header, raw, out=vector))
-    if isinstance(codec, BlockCodec):
-        return Decoded(_decode_blocks(codec, header, raw), None)
-    return Decoded(_decode_planes(codec, header, raw, allow_nonfinite), None)
+        scales = decode_steps(codec, header, raw, out=out)
+    elif isinstance(codec, BlockCodec):
+        _decode_blocks(codec, header, raw, out)
+    else:
+        _decode_planes(codec, raw, allow_nonfinite, out)
+    return Decoded(out, scales)
 
 
 def is_zero_magnitude(codec: PlaneCodec, magnitude: float) -> bool:
@@ -102,16 +111,15 @@ def _encode_planes(codec: PlaneCodec, vector: Vector) -> Encoded:
     return Encoded(payload, is_zero_magnitude(codec, float(magnitudes.max())))
 
 
-def _decode_planes(codec: PlaneCodec, header: PayloadHeader, raw: bytes, allow_nonfinite: bool) -> Vector:
-    planes = np.frombuffer(raw, np.uint8).reshape(codec.planes, header.num_values)
-    vector = np.zeros(header.num_values, np.float32)
+def _decode_planes(codec: PlaneCodec, raw: bytes, allow_nonfinite: bool, vector: Vector) -> None:
+    planes = np.frombuffer(raw, np.uint8).reshape(codec.planes, vector.size)
+    vector.fill(0)
     octets = vector.view(np.uint8).reshape(-1, VALUE_BYTES)
     for first, last in spans(vector.size, CHUNK_VALUES):
         for plane in range(codec.planes):
             octets[first:last, codec.first_byte + plane] = planes[plane, first:last]
         if not allow_nonfinite and not np.isfinite(_magnitude(vector[first:last])):
             raise refusal(f"NaN or infinity within its values {first} to {last - 1}")
-    return vector
 
 
 def _encode_blocks(codec: BlockCodec, vector: Vector) -> Encoded:
@@ -139,10 +147,9 @@ def _encode_blocks(codec: BlockCodec, vector: Vector) -> Encoded:
     return Encoded(payload, not scales.stored.any())
 
 
-def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Vector:
+def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes, vector: Vector) -> None:
     factors = read_scales(codec, header, raw)
     codes = read_codes(codec, header, raw)
-    vector = np.empty(header.num_values, np.float32)
     scratch = np.empty((min(len(codes), CHUNK_BLOCKS), BLOCK_VALUES), np.float32)
     for first, last in spans(len(codes), CHUNK_BLOCKS):
         level = scratch[: last - first]
@@ -151,7 +158,6 @@ def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Vect
         level *= factors[first:last, None]
         part = vector[first * BLOCK_VALUES : last * BLOCK_VALUES]
         part[:] = level.reshape(-1)[: part.size]
-    return vector
 
 
 def read_codes(codec: BlockCodec, header: PayloadHeader, raw: bytes) -> Bytes:

@@ -259,6 +259,21 @@ def test_narrower_floats_and_strided_views_are_encoded_as_the_singles_they_are()
     assert codec.encode("int8", np.arange(40, dtype=np.float32)[::2]) == expected
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_fills_the_array_it_is_given_whatever_it_held(name: str) -> None:
+    values = np.linspace(-1, 1, 3000, dtype=np.float32)
+    payload = codec.encode(name, values)
+    out = np.full(3000, np.nan, np.float32)
+    assert codec.decode(payload, num_values=3000, out=out) is out
+    assert bits(out) == bits(codec.decode(payload, num_values=3000))
+
+
+@pytest.mark.parametrize("out", [np.empty(4, "f4"), np.empty(3, "f8"), np.empty(6, "f4")[::2], np.empty((1, 3), "f4")])
+def test_decoding_into_a_wrong_array_is_refused(out: Vector) -> None:
+    with pytest.raises(ValueError, match="vector of 3 values"):
+        codec.decode(codec.encode("fp32", np.ones(3, np.float32)), num_values=3, out=out)
+
+
 def test_decoding_fills_the_tensor_it_is_given() -> None:
     values = np.linspace(-1, 1, 300, dtype=np.float32)
     out = torch.full((300,), 7.0)
