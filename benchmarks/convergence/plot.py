@@ -16,12 +16,15 @@ BAND: Final = "#2f7d4f"
 TOLERANCE_PERCENT: Final = 0.5
 """What a default codec may cost."""
 TICKS: Final = (0.5, 1, 2, 4, 8, 16, 32)
-OFFSETS: Final = ((0, 9), (0, -15))
-"""Of labels from their points, in typographic points: above, below."""
+RIGHT: Final = {"xytext": (7, 4), "ha": "left"}
+LEFT: Final = {"xytext": (-7, -11), "ha": "right"}
+"""Where a label stands from its point, in typographic points; to the left where another one is above it."""
+NEAR: Final = 1.1
+"""Ratio of bits below which two labels would overlap."""
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Writes an SVG file with one panel a direction. Raises SystemExit if the library for it is not installed."""
+    """Writes an SVG file with one panel a merge rule. Raises SystemExit if the library for it is not installed."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:
@@ -42,36 +45,33 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         "ytick.color": PALE,
     }
     with mpl.rc_context(settings):
-        figure, axes = plt.subplots(figsize=(8.4, 4.6), layout="constrained")
-        _panel(axes, [row for row in rows if row.case.group == "codecs"])
+        figure, panels = plt.subplots(len(COLOURS), figsize=(8.4, 6.4), sharex=True, sharey=True, layout="constrained")
+        for axes, (rule, colour) in zip(panels, COLOURS.items(), strict=True):
+            mine = [row for row in rows if row.case.group == "codecs" and row.case.settings["merge_rule"] == rule]
+            _panel(axes, sorted(_points(mine)), f"merge rule {rule}", colour)
+        panels[-1].set_xlabel("bits per parameter up, as encoded")
+        figure.supylabel("loss beside fp32 both ways, %", fontsize=10.5)
         figure.savefig(path, metadata={"Date": None, "Creator": "benchmarks/convergence"})
         plt.close(figure)
 
 
-def _panel(axes: Any, rows: Iterable[Row]) -> None:
+def _panel(axes: Any, points: Sequence[tuple[float, float, float, str]], title: str, colour: str) -> None:
+    axes.set_title(title, fontsize=10.5, color=colour, loc="left")
     axes.axhspan(-TOLERANCE_PERCENT, TOLERANCE_PERCENT, color=BAND, alpha=0.10, linewidth=0)
     axes.axhline(0, color=PALE, linewidth=0.8)
-    rows = list(rows)
-    for rule, colour in COLOURS.items():
-        points = sorted(_points(row for row in rows if row.case.settings["merge_rule"] == rule))
-        if not points:
-            continue
-        bits, percents, errors, names = zip(*points, strict=True)
+    for bits, percent, error, name in points:
         axes.errorbar(
-            bits, percents, yerr=errors, color=colour, marker="o", markersize=6, linewidth=1.3, elinewidth=1.0,
-            capsize=2.5, label=rule,
+            bits, percent, yerr=error, color=colour, marker="o", markersize=5.5, elinewidth=1.1, capsize=2.5
         )  # fmt: skip
-        place = OFFSETS[list(COLOURS).index(rule)]
-        for x, y, name in zip(bits, percents, names, strict=True):
-            axes.annotate(name, (x, y), place, textcoords="offset points", ha="center", fontsize=8.5, color=colour)
+        is_below = any(other[1] > percent and 1 / NEAR < other[0] / bits < NEAR for other in points)
+        place = LEFT if is_below or bits > TICKS[-2] else RIGHT
+        axes.annotate(name, (bits, percent), textcoords="offset points", fontsize=8.5, color=INK, **place)
     axes.set_xscale("log", base=2)
+    axes.set_xlim(TICKS[0], TICKS[-1])
     axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
-    axes.set_xlabel("bits per parameter up, as encoded")
-    axes.set_ylabel("loss beside fp32 both ways, %")
     axes.grid(axis="both", color="#e6e9ec", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, title="merge rule", loc="upper right")
 
 
 def _points(rows: Iterable[Row]) -> list[tuple[float, float, float, str]]:
