@@ -93,7 +93,7 @@ class Account(Generic[V]):
             self.residual = None
         return change
 
-    def reset(self, newest: V | None = None) -> Change[V]:
+    def reset(self, newest: V | None = None) -> Replace[V]:
         """Discards all unmerged work: the live parameters become the newest version (None: the one held already)."""
         if newest is not None:
             self.anchor = newest

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +28,10 @@ EXACT_DTYPES: Final = frozenset({torch.float32, torch.float64})
 """Types that lose nothing of a float32 value."""
 COUNTER_MAX: Final = 1 << 53
 """Largest count that is written into a buffer; no training takes as many steps, and it survives every conversion."""
+
+
+PIECE_VALUES: Final = 1 << 21
+"""Values from which on a piece of a fragment is long enough: 8 MiB, on an accelerator one copy and some kernels."""
 
 
 def fit(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -93,6 +97,16 @@ class _Cell:
             self.write(values.add_(increment))
 
 
+class Piece(NamedTuple):
+    """Some neighbouring tensors of a fragment."""
+
+    fragment: int
+    cells: slice
+    """Which of the fragment's."""
+    values: slice
+    """Their place in its vector."""
+
+
 class FlatModel:
     """The fragments of a model as flat float32 vectors on the host, in the manifest's order.
 
@@ -118,12 +132,28 @@ class FlatModel:
         """Start and stop of each tensor in the fragment's vector, in manifest order."""
         return [(cell.place.start, cell.place.stop) for cell in self._cells[fragment]]
 
-    @torch.no_grad()
+    def pieces(self, fragment: int) -> list[Piece]:
+        """The whole fragment in order, in pieces of little more than PIECE_VALUES unless a tensor is larger."""
+        found, begin = [], 0
+        cells = self._cells[fragment]
+        for number, cell in enumerate(cells):
+            start = cells[begin].place.start
+            if cell.place.stop - start >= PIECE_VALUES or number == len(cells) - 1:
+                found.append(Piece(fragment, slice(begin, number + 1), slice(start, cell.place.stop)))
+                begin = number + 1
+        return found
+
     def gather(self, fragment: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The exact values of a fragment, [num_values] float32 on the host, in `out` if it is given."""
+        return self.gather_piece(self._whole(fragment), out)
+
+    @torch.no_grad()
+    def gather_piece(self, piece: Piece, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The exact values of a piece, float32 on the host, in `out` if it is given."""
+        start = piece.values.start
         if out is None:
-            out = torch.empty(self.num_values[fragment], dtype=torch.float32)
-        cells = self._cells[fragment]
+            out = torch.empty(piece.values.stop - start, dtype=torch.float32)
+        cells = self._cells[piece.fragment][piece.cells]
         if all(cell.dtype == torch.float32 for cell in cells):
             flat = [cell.live.detach().reshape(-1) for cell in cells]
             if self.device == HOST:
@@ -131,19 +161,27 @@ class FlatModel:
             return out.copy_(torch.cat([one.to(self.device) for one in flat]))
         whole = out if self.device == HOST else torch.empty(out.shape, dtype=torch.float32, device=self.device)
         for cell in cells:
-            cell.read(whole[cell.place.start : cell.place.stop])
+            cell.read(whole[cell.place.start - start : cell.place.stop - start])
         return out if whole is out else out.copy_(whole)
 
-    @torch.no_grad()
     def scatter(self, fragment: int, values: torch.Tensor) -> None:
         """The exact values of a fragment become `values` [num_values] float32."""
-        for cell, part in self._parts(fragment, values):
-            cell.write(part)
+        self.scatter_piece(self._whole(fragment), values)
 
     @torch.no_grad()
+    def scatter_piece(self, piece: Piece, values: torch.Tensor) -> None:
+        """The exact values of a piece become `values`, float32."""
+        for cell, part in self._parts(piece, values):
+            cell.write(part)
+
     def add(self, fragment: int, increment: torch.Tensor) -> None:
         """Adds `increment` [num_values] float32 to the exact values of a fragment."""
-        for cell, part in self._parts(fragment, increment):
+        self.add_piece(self._whole(fragment), increment)
+
+    @torch.no_grad()
+    def add_piece(self, piece: Piece, increment: torch.Tensor) -> None:
+        """Adds `increment`, float32, to the exact values of a piece."""
+        for cell, part in self._parts(piece, increment):
             cell.add(part)
 
     @torch.no_grad()
@@ -183,10 +221,13 @@ class FlatModel:
                 live.copy_(lives[cell.place.name])
                 cell.lag = None if lag is None else lag.to(live.device, copy=True)
 
-    def _parts(self, fragment: int, values: torch.Tensor) -> Iterable[tuple[_Cell, torch.Tensor]]:
-        moved = values.to(self.device)
-        for cell in self._cells[fragment]:
-            yield cell, moved[cell.place.start : cell.place.stop].view(cell.place.shape)
+    def _whole(self, fragment: int) -> Piece:
+        return Piece(fragment, slice(0, len(self._cells[fragment])), slice(0, self.num_values[fragment]))
+
+    def _parts(self, piece: Piece, values: torch.Tensor) -> Iterable[tuple[_Cell, torch.Tensor]]:
+        moved, start = values.to(self.device), piece.values.start
+        for cell in self._cells[piece.fragment][piece.cells]:
+            yield cell, moved[cell.place.start - start : cell.place.stop - start].view(cell.place.shape)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

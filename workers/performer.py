@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,7 @@ from isles.proto.clock import Clock
 from isles.proto.errors import ConfigError, FencedError, RefusedError, UnreachableError
 from isles.proto.ids import ContributionId
 from isles.proto.logs import Logger
-from isles.workers.account import Account, Add, Change
+from isles.workers.account import Account, Add
 from isles.workers.checkpoint import Checkpoint
 from isles.workers.courier import Courier, Forget, Want
 from isles.workers.description import BufferSlot
@@ -178,8 +179,27 @@ class Performer:
         if order.subtract is not None:
             assert arrival.decoded is not None, "the courier has the payload of every open contribution"
             decoded = arrival.decoded
-        account = self._accounts[order.fragment]
-        self._change(order.fragment, account.apply(arrival.values, decoded, lambda: self._flat.gather(order.fragment)))
+        self._apply_in_pieces(order.fragment, arrival.values, decoded)
+
+    def _apply_in_pieces(self, fragment: int, values: torch.Tensor, decoded: torch.Tensor | None) -> None:
+        """The rules go value by value, so what they need meanwhile is no longer than a piece of the fragment."""
+        account, residual = self._accounts[fragment], None
+        for piece in self._flat.pieces(fragment):
+            span, rest = piece.values, account.residual
+            part = replace(account, anchor=account.anchor[span], residual=None if rest is None else rest[span])
+            change = part.apply(
+                values[span],
+                None if decoded is None else decoded[span],
+                partial(self._flat.gather_piece, piece),
+            )
+            if isinstance(change, Add):
+                self._flat.add_piece(piece, change.increment)
+            else:
+                self._flat.scatter_piece(piece, change.values)
+            if part.residual is not None:
+                residual = torch.empty_like(values) if residual is None else residual
+                residual[span] = part.residual
+        account.anchor, account.residual = values, residual
 
     def _reset(self, order: Reset) -> None:
         newest = None
@@ -191,7 +211,7 @@ class Performer:
         if account is None:
             assert newest is not None, "a fragment that holds nothing is reset to a version"
             account = self._accounts[order.fragment] = self._open_account(order.fragment, newest)
-        self._change(order.fragment, account.reset(newest))
+        self._flat.scatter(order.fragment, account.reset(newest).values)
         if order.is_not_finite:
             for parameter in self._flat.parameters(order.fragment):
                 self._optimizer.state.pop(parameter, None)
@@ -203,12 +223,6 @@ class Performer:
         if self._flat.fragments[fragment].is_buffers:
             return Account(anchor, residual)
         return Account.under(self._session.sync, anchor, residual)
-
-    def _change(self, fragment: int, change: Change[torch.Tensor]) -> None:
-        if isinstance(change, Add):
-            self._flat.add(fragment, change.increment)
-        else:
-            self._flat.scatter(fragment, change.values)
 
     def _look_for_spoiled(self) -> None:
         """NaN in one fragment comes back through the gradients unless every spoiled fragment is reset with it."""
