@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
@@ -171,9 +172,16 @@ def flag_name(key: str, own_section: str) -> str:
 
 def property_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
     """The JSON schema of one setting, `null` left out; for texts about what it may be."""
-    schema: dict[str, Any] = model.model_json_schema()["properties"].get(name, {})
+    schema: dict[str, Any] = _properties(model).get(name, {})
     choices = [choice for choice in schema.get("anyOf", []) if choice.get("type") != "null"]
     return choices[0] if len(choices) == 1 else schema
+
+
+@cache
+def _properties(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schemas of all settings of a model: made once, since a help text asks for each of them several times."""
+    properties: dict[str, Any] = model.model_json_schema()["properties"]
+    return properties
 
 
 def allowed_values(model: type[BaseModel], name: str) -> str:
