@@ -19,8 +19,10 @@ import pytest
 
 from isles.ops import start
 from isles.ops.chaos.options import read_file
+from isles.ops.goodput.scenario import Scenario
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
+from isles.ops.plan.settings import PlanSettings
 from isles.ops.run_folder import RunFolder
 from isles.ops.settings import section_models
 from isles.proto.config import Stated, from_assignment, resolve, variable_name
@@ -36,6 +38,9 @@ OTHER_WORDS = {"aggregator", "coordinator", "experiment", "hub", "master", "repl
 
 LEARNER_ATTRIBUTES = {"progress", "shards"}
 """What a guide calls `learner.<this>` is an attribute of a Learner, no event."""
+
+COMMAND_SETTINGS = {"goodput": Scenario, "plan": PlanSettings}
+"""Settings that have flags and stand in no file."""
 
 FILE_ENDINGS = {"json", "safetensors"}
 """What a guide calls `state.<this>` is a file, no event."""
@@ -232,7 +237,10 @@ def typed(words: list[str]) -> list[Stated]:
     assert command is not None, words[1]
     if "--help" in words:
         return []
-    context = command.make_context(words[1], list(words[2:]), parent=top)
+    context, rest = top, list(words[2:])
+    while isinstance(command, click.Group) and rest and (found := command.get_command(context, rest[0])) is not None:
+        command, rest = found, rest[1:]
+    context = command.make_context(words[1], rest, parent=top)
     assignments = [from_assignment(text) for text in context.params.get("assignments") or ()]
     return [*stated_flags(command.params, context.params), *assignments]
 
@@ -246,7 +254,7 @@ def test_every_isles_command_in_the_docs_is_accepted() -> None:
         except click.ClickException as error:
             pytest.fail(f"{place}: {shlex.join(words)}: {error.format_message()}")
         tasks = [one.value for one in stated if one.key == "run.task"]
-        models = section_models(has_own_task=bool(tasks) and tasks[-1] != "gpt")
+        models = section_models(has_own_task=bool(tasks) and tasks[-1] != "gpt") | COMMAND_SETTINGS
         resolve(models, flags=stated)
 
 
