@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from isles.proto.codec.chunks import Bytes, Vector, spans
 from isles.proto.codec.frame import refusal
@@ -38,18 +39,27 @@ class RunWriter:
         if not places.size:
             self._open_zeros += digits.size
             return np.empty(0, np.uint8)
-        zeros = np.diff(places, prepend=-1 - self._open_zeros)
-        zeros -= 1
+        strides = np.empty_like(places)
+        strides[0] = places[0] + 1 + self._open_zeros
+        np.subtract(places[1:], places[:-1], out=strides[1:])
         self._open_zeros = digits.size - 1 - int(places[-1])
         ends = digits[places]
         ends -= ends > ZERO_DIGIT  # now the level's place in RUN_LEVELS
-        is_long = zeros >= RUN_ZEROS_MAX
-        if not is_long.any():
-            return ends + np.left_shift(zeros.astype(np.uint8), 2)
-        longs = np.flatnonzero(is_long)
-        num_empty, zeros[longs] = np.divmod(zeros[longs], RUN_ZEROS_MAX)
-        runs = ends + np.left_shift(zeros.astype(np.uint8), 2)
-        return np.insert(runs, np.repeat(longs, num_empty), EMPTY_RUN)
+        if int(strides.max()) <= RUN_ZEROS_MAX:
+            return _runs(strides, ends)
+        longs = np.flatnonzero(strides > RUN_ZEROS_MAX)
+        num_empty, zeros = np.divmod(strides[longs] - 1, RUN_ZEROS_MAX)
+        strides[longs] = zeros + 1
+        return np.insert(_runs(strides, ends), np.repeat(longs, num_empty), EMPTY_RUN)
+
+
+def _runs(strides: npt.NDArray[np.intp], ends: Bytes) -> Bytes:
+    """The bytes of runs of `strides` values, at most RUN_ZEROS_MAX, and the places in RUN_LEVELS of what ends them."""
+    runs = strides.astype(np.uint8)
+    runs -= 1
+    runs <<= 2
+    runs += ends
+    return runs
 
 
 def read_runs(runs: Bytes, scales: Vector, *, out: Vector) -> None:

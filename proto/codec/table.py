@@ -194,7 +194,7 @@ class StepCodec:
         return least <= raw_bytes <= self.raw_bytes(num_values)
 
 
-STEP_LAYOUTS: Final = ((120, 7, 2), (170, 2, 3), (STEP_HUNDREDTHS_MAX + 1, 2, 0))
+STEP_LAYOUTS: Final = ((120, 7, 2), (160, 2, 3), (STEP_HUNDREDTHS_MAX + 1, 2, 0))
 """Below these 100 S: largest level, and levels in a byte. The levels reach 3 standard deviations and more: 7.5 steps of
 0.5, 2.5 steps of 1.2. Beyond, a value is cut to the largest level; what is cut off stays in the account.
 

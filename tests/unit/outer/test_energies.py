@@ -66,7 +66,7 @@ def test_the_true_norm_of_every_tensor_lies_within_its_bounds(data: st.DataObjec
         assert low * (1 - 1e-6) <= norm <= high * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("hundredths", [50, 100, 119, 120, 150, 169, 170, 200, 250])
+@pytest.mark.parametrize("hundredths", [50, 100, 119, 120, 150, 159, 160, 200, 250])
 def test_the_norm_of_a_large_gaussian_tensor_cannot_be_overstated_by_more_than_a_scale_is_rounded(
     hundredths: int,
 ) -> None:

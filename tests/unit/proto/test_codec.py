@@ -24,7 +24,7 @@ from isles.proto.errors import ConfigError, NonFiniteError, RangeError
 Vector = npt.NDArray[np.float32]
 LEVELS = {"int8": 127, "int4": 7}
 EXACT = ["fp32"]
-STEPS = ["step0.5", "step1", "step1.19", "step1.2", "step1.69", "step1.7", "step2.5"]
+STEPS = ["step0.5", "step1", "step1.19", "step1.2", "step1.59", "step1.6", "step2.5"]
 """Each layout of the family, at its ends."""
 LOSSY = ["bf16", "int8", "int4", *STEPS]
 NAMES = [*codec.CODEC_NAMES, *STEPS]

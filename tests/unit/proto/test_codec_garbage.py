@@ -148,6 +148,11 @@ def test_a_payload_cut_anywhere_or_followed_by_anything_is_refused(name: str) ->
         ({"exponent": 113}, "exponent"),
         ({"exponent": -113}, "exponent"),
         ({"exponent": 112}, "single precision"),
+        ({"codec_id": 5, "parameter": 49}, "parameter 49 is outside 50..250"),
+        ({"codec_id": 5, "parameter": 251}, "parameter 251 is outside"),
+        ({"codec_id": 5, "parameter": 0}, "parameter 0 is outside"),
+        ({"codec_id": 5, "parameter": 150, "codec_version": 2}, "version 2 of codec step<S>"),
+        ({"codec_id": 5, "parameter": 150, "reserved": 1}, "reserved"),
         ({"num_values": 0}, "no values"),
         ({"num_values": NUM_VALUES + 1}, "were expected"),
         ({"num_values": 2**64 - 1}, "raw bytes"),
@@ -267,3 +272,56 @@ def test_any_buffer_of_the_same_bytes_decodes_alike() -> None:
     for buffer in (bytearray(payload), memoryview(payload), memoryview(doubled)[::2]):
         assert codec.decode(buffer, num_values=NUM_VALUES).tobytes() == expected
         assert torch_codec.decode(buffer, num_values=NUM_VALUES).numpy().tobytes() == expected
+
+
+STEP_BLOCKS = 1
+"""NUM_VALUES are fewer than a block's."""
+
+
+@pytest.mark.parametrize(("name", "byte"), [("step1", 225), ("step1", 255), ("step1.5", 125), ("step2.5", 253)])
+def test_a_byte_that_stands_for_no_levels_is_refused(name: str, byte: int) -> None:
+    raw = raw_of(name)
+    raw[-5] = byte
+    assert_refused(forged(name, raw=bytes(raw)), f"byte {byte} .*stands for no")
+
+
+@pytest.mark.parametrize(
+    ("bits", "match"),
+    [(0x7C00, "not finite"), (0xFC00, "not finite"), (0x8000, "negative"), (0xC000, "negative"), (0x0040, "subnormal"),
+     (0x4001, "more precise"), (0x4020, "more precise"), (0x0001, "more precise")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_scale_that_no_step_encoder_writes_is_refused(name: str, bits: int, match: str) -> None:
+    raw = raw_of(name)
+    raw[0], raw[STEP_BLOCKS] = bits & 0xFF, bits >> 8
+    assert_refused(forged(name, raw=bytes(raw)), f"block 0 .*{match}")
+
+
+def test_a_scale_beyond_single_precision_is_refused_in_a_step_codec() -> None:
+    assert_refused(forged("step1", exponent=112), "single precision")
+
+
+@pytest.mark.parametrize(
+    ("runs", "match"),
+    [
+        (bytes([4 * 62 + 3] * 5), "go on to value 314, beyond its 300"),
+        (bytes([3, 252]), "last run has no level"),
+        (bytes([252] * 4 + [4 * 48]), "go on to value 300"),
+    ],
+)
+def test_runs_that_no_encoder_writes_are_refused(runs: bytes, match: str) -> None:
+    raw = bytes(raw_of("step2.5")[: 2 * STEP_BLOCKS]) + runs
+    assert_refused(forged("step2.5", raw=raw, raw_bytes=len(raw)), match)
+
+
+def test_runs_may_end_with_the_last_value_or_long_before() -> None:
+    scales = bytes(raw_of("step2.5")[: 2 * STEP_BLOCKS])
+    for runs, places in ((bytes([252] * 4 + [4 * 47]), [299]), (bytes([2]), [0]), (b"", [])):
+        decoded = decode_both(forged("step2.5", raw=scales + runs, raw_bytes=len(scales + runs)))
+        assert decoded is not None
+        assert np.flatnonzero(decoded).tolist() == places
+
+
+def test_more_runs_than_values_are_refused_before_they_are_unpacked() -> None:
+    raw = bytes(raw_of("step2.5")[: 2 * STEP_BLOCKS]) + bytes(NUM_VALUES + 1)
+    assert_refused(forged("step2.5", raw=raw, raw_bytes=len(raw)), "raw bytes")

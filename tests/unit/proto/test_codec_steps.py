@@ -21,7 +21,7 @@ from isles.proto.codec.table import STEP_BLOCK_VALUES, StepCodec, step_codec
 
 Vector = npt.NDArray[np.float32]
 
-HUNDREDTHS = (50, 75, 100, 119, 120, 150, 169, 170, 200, 225, 250)
+HUNDREDTHS = (50, 75, 100, 119, 120, 150, 159, 160, 200, 225, 250)
 RATE_OVER_ENTROPY_MAX = 1.04
 SIZES = [1, 2, 959, 960, 961, 64 * STEP_BLOCK_VALUES, 70_000]
 
