@@ -182,7 +182,10 @@ class Performer:
         self._apply_in_pieces(order.fragment, arrival.values, decoded)
 
     def _apply_in_pieces(self, fragment: int, values: torch.Tensor, decoded: torch.Tensor | None) -> None:
-        """The rules go value by value, so what they need meanwhile is no longer than a piece of the fragment."""
+        """The rules go value by value, so what they need meanwhile is no longer than a piece of the fragment.
+
+        A residual is written where `decoded` was, which nobody else has.
+        """
         account, residual = self._accounts[fragment], None
         for piece in self._flat.pieces(fragment):
             span, rest = piece.values, account.residual
@@ -197,7 +200,8 @@ class Performer:
             else:
                 self._flat.scatter_piece(piece, change.values)
             if part.residual is not None:
-                residual = torch.empty_like(values) if residual is None else residual
+                if residual is None:
+                    residual = torch.empty_like(values) if decoded is None else decoded
                 residual[span] = part.residual
         account.anchor, account.residual = values, residual
 

@@ -73,7 +73,7 @@ def test_pieces_leave_no_trace_in_what_is_applied(
     monkeypatch.setattr("isles.workers.flat.PIECE_VALUES", 1)
     for number, values in enumerate(versions):
         own = decoded if is_own and number == 1 else None
-        performer._apply_in_pieces(0, values, own)
+        performer._apply_in_pieces(0, values, None if own is None else own.clone())
         theta = other.gather(0)
         change = whole.apply(values, own, lambda: theta)  # noqa: B023
         if hasattr(change, "increment"):
