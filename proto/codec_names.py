@@ -19,7 +19,7 @@ STEP_HUNDREDTHS_MIN: Final = 50
 STEP_HUNDREDTHS_MAX: Final = 250
 """S = 2.5 takes 0.4 bits a value and keeps three tenths of the energy of Gaussian values in each contribution."""
 
-_FAMILY_TEXT: Final = "step<S> with S from 0.5 to 2.5 in steps of 0.01, such as step1.5"
+_FAMILY_TEXT: Final = "step and a number from 0.5 to 2.5 in steps of 0.01, such as step1.5"
 
 NAMES_TEXT: Final = f"{', '.join(FIXED_NAMES)}, or {_FAMILY_TEXT}"
 """What there is, for a sentence that refuses something else."""

@@ -48,7 +48,7 @@ def test_every_member_of_the_family_is_found_by_its_name() -> None:
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"set one of fp32, bf16, int8, int4, or step<S> with S from 0.5 to 2.5"):
+    with pytest.raises(ConfigError, match=r"set one of fp32, bf16, int8, int4, or step and a number from 0.5 to 2.5"):
         codec_named(name)
 
 
@@ -75,5 +75,5 @@ def test_the_schema_and_the_reference_name_every_codec() -> None:
     schema = TypeAdapter(CodecName).json_schema()
     assert schema["anyOf"][0]["enum"] == ["fp32", "bf16", "int8", "int4"]
     assert allowed_values(SyncSettings, "codec_up") == (
-        "one of fp32, bf16, int8, int4, or step<S> with S from 0.5 to 2.5 in steps of 0.01, such as step1.5"
+        "one of fp32, bf16, int8, int4, or step and a number from 0.5 to 2.5 in steps of 0.01, such as step1.5"
     )
