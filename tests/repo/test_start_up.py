@@ -39,7 +39,9 @@ def test_the_first_screen_loads_nothing_of_weight(arguments: list[str]) -> None:
     assert {"numpy", "pydantic", "rich", "sqlite3", "structlog", "torch", "zmq", "zstandard"}.isdisjoint(loaded)
 
 
-@pytest.mark.parametrize("command", ["broker", "evaluate", "export", "outer", "sample", "status", "up", "worker"])
+@pytest.mark.parametrize(
+    "command", ["broker", "evaluate", "export", "outer", "plan", "sample", "simulate", "status", "up", "worker"]
+)
 def test_arguments_are_parsed_before_a_tensor_library_is_loaded(command: str) -> None:
     assert {"numpy", "safetensors", "torch"}.isdisjoint(modules_loaded_by_command(command, "--help"))
 
