@@ -190,12 +190,13 @@ def _wait_for(path: Path, broker: subprocess.Popen[Any], scratch: Path) -> None:
 
 def steps_of(method: str, shape: Shape, arguments: argparse.Namespace, num_learners: int) -> int:
     """Inner steps of a window: whole intervals for those that have some."""
+    whole: int = arguments.intervals * arguments.interval_steps
     if method != "data-parallel":
-        return int(arguments.intervals * arguments.interval_steps)
+        return whole
     bits = 32 * PARAMETERS_PER_LAYER * arguments.layers * 2 * (num_learners - 1) / num_learners
     wait = bits / shape.bits_per_second if shape.bits_per_second else 0.0
-    expected = arguments.pace_seconds + wait + 2 * num_learners * shape.round_trip_seconds
-    return max(STEPS_MIN, min(int(arguments.intervals * arguments.interval_steps), round(WINDOW_SECONDS / expected)))
+    expected: float = arguments.pace_seconds + wait + 2 * num_learners * shape.round_trip_seconds
+    return max(STEPS_MIN, min(whole, round(WINDOW_SECONDS / expected)))
 
 
 def measure(crew: Crew, sites: Sites, shape: Shape, num_steps: int, num_warm_up: int) -> Window:
