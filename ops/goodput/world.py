@@ -1,7 +1,7 @@
 """The discrete-event goodput world: every failure, pause, contribution and round of a small fleet, one after another.
 
 It is what the fast path (`isles.ops.goodput.fast`) is checked against, and what predicts a run whose faults are given
-one by one. A minute of a fleet with eight learners costs about a second.
+one by one. What it costs grows with the rounds: a month of many fragments is for the fast path.
 """
 
 from __future__ import annotations
