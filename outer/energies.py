@@ -154,4 +154,4 @@ def _lost(scales: Vector) -> float:
 
 def _sums(groups: Indices, values: Energies) -> Energies:
     """The sums of `values` by group; groups are numbered from 0 and none is empty."""
-    return np.bincount(groups, weights=values)
+    return np.bincount(groups, weights=values).astype(np.float64, copy=False)

@@ -10,6 +10,7 @@ Two passes over the values: one measures blocks, one quantises and packs each ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -45,9 +46,14 @@ def encode_steps(codec: StepCodec, vector: Vector) -> Encoded:
     is_zero = ~stored.any(axis=0)
     scales[is_zero] = 0
     levels = quantise_vector(codec, vector, scales)
-    payload = pack(codec, num_values=vector.size, scale_exponent=exponent, raw=b"".join((stored, *levels)))
+    payload = pack(codec, num_values=vector.size, scale_exponent=exponent, raw=joined(stored, levels))
     # The largest value of a block always gets a level, so only a zero scale makes a block zero.
     return Encoded(payload, bool(is_zero.all()))
+
+
+def joined(stored: Bytes, levels: Sequence[Bytes]) -> memoryview:
+    """The raw form of a payload: the bytes of its scales, and those of its levels in pieces."""
+    return np.concatenate([one.reshape(-1) for one in (stored, *levels)]).data
 
 
 def measure(vector: Vector) -> tuple[Vector, Energies]:

@@ -57,7 +57,7 @@ def encode_on_device(codec: StepCodec, vector: torch.Tensor) -> Encoded:
     is_zero = ~stored.any(axis=0)
     scales[is_zero] = 0
     levels = quantise_vector(codec, vector, scales)
-    payload = pack(codec, num_values=num_values, scale_exponent=exponent, raw=b"".join((stored, *levels)))
+    payload = pack(codec, num_values=num_values, scale_exponent=exponent, raw=steps.joined(stored, levels))
     return Encoded(payload, bool(is_zero.all()))
 
 
