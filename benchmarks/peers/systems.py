@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.plan import WIDTHS, Plan
-from benchmarks.peers.processes import START_SECONDS_MAX, Group, Process, Row, version_of
+from benchmarks.peers.processes import START_SECONDS_MAX, Group, Process, Row, UnavailableError, version_of
 from benchmarks.peers.with_isles import BrokerAndOuter, codec_text
 
 NUM_LEARNERS: Final = 2
@@ -84,7 +84,18 @@ def run(system: System, plan: Plan, folder: Path) -> list[list[Row]]:
     with learners(system, plan, folder) as (processes, _):
         for process in processes:
             process.wait(RUN_SECONDS_MAX)
-        return [process.rows() for process in processes]
+        records = [process.rows() for process in processes]
+    for rows in records:
+        _check(rows, plan)
+    return records
+
+
+def _check(rows: list[Row], plan: Plan) -> None:
+    """A synchronisation that did not take place costs nothing. Raises UnavailableError if there were any such."""
+    wanted = (plan.num_steps - 1) // plan.interval - 1
+    found = window(rows, plan, 0)[-1].extra["commits"]
+    if found < wanted:
+        raise UnavailableError(f"of {wanted} synchronisations only {found} took place")
 
 
 def window(rows: list[Row], plan: Plan, skipped: int) -> list[Row]:

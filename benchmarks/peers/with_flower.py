@@ -52,7 +52,7 @@ def learn(plan: Plan, orders: Orders) -> None:
             loop.added.end()
             for _ in range(plan.interval):
                 loop.inner_step()
-                loop.write()
+                loop.write(commits=loop.num_steps // plan.interval)
             if loop.is_over:
                 os._exit(0)  # a client has no way to end before its server does
             loop.added.begin()

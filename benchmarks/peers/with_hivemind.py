@@ -52,14 +52,14 @@ def learn(plan: Plan, orders: Orders) -> None:
         compression=Uniform8BitQuantization(),
         start=True,
     )
-    failures = 0
+    commits = 0
 
     def average() -> None:
-        nonlocal failures
+        nonlocal commits
         with averager.get_tensors() as tensors, torch.no_grad():
             for tensor, parameter in zip(tensors, loop.model.parameters(), strict=True):
                 tensor.copy_(parameter)
-        failures += averager.step(timeout=AVERAGING_SECONDS_MAX) is None
+        commits += averager.step(timeout=AVERAGING_SECONDS_MAX) is not None
         with averager.get_tensors() as tensors, torch.no_grad():
             for tensor, parameter in zip(tensors, loop.model.parameters(), strict=True):
                 parameter.copy_(tensor)
@@ -68,6 +68,6 @@ def learn(plan: Plan, orders: Orders) -> None:
     while not loop.is_over and not orders.stop.is_set():
         is_due = (loop.num_steps + 1) % plan.interval == 0
         loop.inner_step(average if is_due else None)
-        loop.write(failures=failures)
+        loop.write(commits=commits)
     averager.shutdown()
     table.shutdown()

@@ -62,9 +62,9 @@ def learn(plan: Plan, orders: Orders) -> None:
         loop.optimizer.register_step_pre_hook(loop.added.end)
         loop.optimizer.register_step_post_hook(loop.added.end)
         loop.wait_for_start(orders)
-    while not loop.is_over and not orders.stop.is_set():
-        loop.inner_step()
-        loop.write(participants=manager.num_participants(), commits=manager.current_step())
+        while not loop.is_over and not orders.stop.is_set():
+            loop.inner_step()
+            loop.write(participants=manager.num_participants(), commits=manager.current_step())
     manager.shutdown(wait=False)
 
 
