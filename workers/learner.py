@@ -29,12 +29,13 @@ from isles.proto.connection import Connection
 from isles.proto.errors import ConfigError, UnreachableError, UsageError
 from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
-from isles.proto.messages import SHARDS_MAX, Hello, Progress
+from isles.proto.messages import Hello, Progress
 from isles.proto.policy import policy
 from isles.proto.transport.address import DEFAULT_BROKER
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, origin_of, read_checkpoint
 from isles.workers.claim import new_incarnation
+from isles.workers.counters import Counters, check_step
 from isles.workers.courier import Courier, RequestShards
 from isles.workers.description import ModelTensors, check_optimizer, describe
 from isles.workers.flat import FlatModel
@@ -46,8 +47,6 @@ from isles.workers.session import Session
 
 GOODBYE_SECONDS: Final = 2.0
 """Longest wait for the broker to hear that we leave; it finds out anyway when the lease expires."""
-STEP_SECONDS_SHARE: Final = 0.1
-"""Weight of the newest inner step in the moving average that PROGRESS reports."""
 NAME_RULE: Final = (
     f"up to {NAME_LENGTH_MAX} lower-case letters, digits, dots, dashes and underscores, no mark at the ends"
 )
@@ -144,8 +143,8 @@ class Learner:
         """Tokens this learner learned from, checkpoints included."""
         self.seconds_blocked = 0.0
         """Time spent in `step`."""
-        self._tokens_now = self._steps_now = 0
-        self._step_seconds = self._stepped_at = self._next_cut = 0.0
+        self._counters = Counters()
+        self._stepped_at = self._next_cut = 0.0
 
     # ------------------------------------------------------------------------------------------------- what users call
 
@@ -213,11 +212,12 @@ class Learner:
         cannot be right.
         """
         self._refuse_if_left()
-        _check_step(tokens, cursor or {})
+        check_step(tokens, cursor or {})
         performer = self._running.performer
         begun = self._clock.now()
         seconds = begun - self._stepped_at
-        self._count(tokens, seconds)
+        self.tokens += tokens
+        self._counters.count(tokens, seconds)
         performer.take_mail()
         performer.tell(StepTaken(tokens, seconds, dict(cursor or {})))
         performer.wait_if_told()
@@ -400,20 +400,9 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------------- counting
 
-    def _count(self, tokens: int, seconds: float) -> None:
-        self.tokens += tokens
-        self._tokens_now += tokens
-        self._steps_now += 1
-        self._step_seconds += (1.0 if self._steps_now == 1 else STEP_SECONDS_SHARE) * (seconds - self._step_seconds)
-
     def _report(self) -> Progress:
         """Counters since this incarnation began; called by the courier thread."""
-        return Progress(
-            steps=self._steps_now,
-            tokens=self._tokens_now,
-            step_seconds=max(0.0, self._step_seconds),
-            is_draining=self._started is not None and self._started.session.is_draining,
-        )
+        return self._counters.progress(is_draining=self._started is not None and self._started.session.is_draining)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
@@ -432,16 +421,6 @@ class Learner:
             self._next_cut = ended + max(self._checkpoint_seconds, (ended - begun) / CUT_SHARE_MAX)
             checkpoint.store = self._running.store
             self._writer.start(checkpoint)
-
-
-def _check_step(tokens: object, cursor: Mapping[int, int]) -> None:
-    """What goes out with a contribution hours later is refused here, where its cause is still on the stack."""
-    is_right = isinstance(tokens, int) and tokens >= 0
-    if not is_right or not all(0 <= shard < SHARDS_MAX and taken >= 0 for shard, taken in cursor.items()):
-        raise UsageError(
-            f"step(tokens={tokens!r}, cursor={cursor!r}): tokens is a count, and a cursor has shards "
-            f"0..{SHARDS_MAX - 1} with the number of items taken from each"
-        )
 
 
 def _is_current(session: Session, heads: Mapping[int, int]) -> bool:
