@@ -21,7 +21,7 @@ TASK: Final[Mapping[str, int | float]] = MappingProxyType(
         "layers": 2,
         "width": 64,
         "heads": 2,
-        "context": 32,
+        "context": 64,
         "batch_size": 4,
         "learning_rate": 3e-3,
         "validation_windows": 512,
@@ -43,7 +43,7 @@ OUTAGE: Final = (0.3, 0.6)
 class Size:
     """What all rows of a campaign have alike; figures of two sizes are never compared."""
 
-    num_learners: int = 4
+    num_learners: int = 8
     num_steps: int = 240
     """Inner steps of an average learner."""
     task: Mapping[str, int | float] = field(default_factory=lambda: dict(TASK))
