@@ -53,7 +53,7 @@ SYNC = SyncSettings(num_fragments=2, codec_up="int8", codec_down="int8")
 
 def test_an_account_is_encoded_and_offered_with_its_books_and_the_norms_before_quantisation(desk: Any) -> None:
     theta = torch.randn(desk.flat.num_values[0])
-    desk.encode(theta)
+    desk.encode(theta.clone())
     assert desk.courier.mailbox.take()[0] == [PayloadEncoded(ID)]
     (offer,) = desk.connection.take(Offer)
     contribution, payload = offer.contribution, desk.connection.payloads[-1]
