@@ -242,7 +242,8 @@ def budget(attack: str, arguments: argparse.Namespace) -> int:
     """In merged tokens, for equal honest work."""
     num_workers = SHORT_NUM_WORKERS if arguments.short else NUM_WORKERS
     share = num_workers / (num_workers - 1) if attack in MERGED else 1.0
-    return round(arguments.tokens * share)
+    tokens: int = arguments.tokens
+    return round(tokens * share)
 
 
 def train(attack: str, folder: RunFolder, arguments: argparse.Namespace) -> None:

@@ -289,7 +289,7 @@ class Membership:
 
 def _info(learner: str, known: _Learner, num_shards: int) -> LearnerInfo:
     """What the broker knows of a learner; mostly nothing has changed since the last round but when it was heard."""
-    facts = {
+    facts: dict[str, Any] = {
         "region": known.region,
         "incarnation": known.incarnation,
         "is_live": known.is_live,

@@ -32,7 +32,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    settings = {
+    settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "isles",
         "font.family": "sans-serif",
