@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+from typing import Final
+
+READ_BYTES: Final = 64
 
 
 class Orders:
@@ -18,7 +20,11 @@ class Orders:
         threading.Thread(target=self._listen, name="parent", daemon=True).start()
 
     def _listen(self) -> None:
-        events = {"go": self.go, "stop": self.stop}
-        for line in sys.stdin:
-            events[line.strip()].set()
+        """Reads the file itself: sys.stdin is locked while it waits, and a fork, as hivemind makes them, closes it."""
+        events = {b"go": self.go, b"stop": self.stop}
+        text = b""
+        while more := os.read(0, READ_BYTES):
+            *words, text = (text + more).split(b"\n")
+            for word in words:
+                events[word].set()
         os.killpg(os.getpgid(0), signal.SIGKILL)
