@@ -93,8 +93,7 @@ def test_gradients_of_many_learners_are_those_of_each_alone() -> None:
     assert all(not one.grad.any() for one in fleet.models[0].parameters())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_what_a_file_has_is_not_run_again(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     first = run("--json", str(file), "--only", "one dies and returns, mean")

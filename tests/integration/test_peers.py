@@ -116,8 +116,7 @@ def test_of_torchft_an_interval_without_a_commit_is_discarded() -> None:
     assert loss_of(record, Plan(**PLAN), 4.5, "goes on").discarded == 2.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_the_program_measures_isles_where_no_peer_is_installed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-P", str(PROGRAM), "--short"]
