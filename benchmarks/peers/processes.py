@@ -131,9 +131,16 @@ class Process:
             time.sleep(LOOK_SECONDS)
         return rows
 
+    def printed(self, text: str) -> str:
+        """The last line on standard error with this in it; nothing if there is none."""
+        return next((line[:REASON_CHARACTERS_MAX] for line in reversed(self._errors()) if text in line), "")
+
     def last_words(self) -> str:
-        lines = self._error.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self._errors()
         return lines[-1].strip()[:REASON_CHARACTERS_MAX] if lines else "it said nothing"
+
+    def _errors(self) -> list[str]:
+        return self._error.read_text(encoding="utf-8", errors="replace").strip().splitlines()
 
 
 class Group:

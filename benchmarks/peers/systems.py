@@ -31,6 +31,8 @@ class System:
     meeting_role: str = ""
     """Of the process that its learners are told of; isles brings a broker and an outer itself."""
     options: Mapping[str, str] = field(default_factory=dict)
+    complaint: str = ""
+    """What its learners print when a synchronisation was not complete, though it did not fail."""
 
 
 def isles(codec: str = "") -> System:
@@ -45,7 +47,7 @@ def torchft(mode: str, replicas: int = NUM_LEARNERS) -> System:
     return System(name, "torchft", "torchft", "torchft-lighthouse", {"mode": mode, "replicas": str(replicas)})
 
 
-HIVEMIND: Final = System("hivemind, 8 bit", "hivemind", "hivemind", "hivemind-table")
+HIVEMIND: Final = System("hivemind, 8 bit", "hivemind", "hivemind", "hivemind-table", complaint="Averaging: received")
 FLOWER: Final = System("Flower, FedAvg", "flower", "flwr", "flower-server")
 
 
@@ -84,6 +86,8 @@ def run(system: System, plan: Plan, folder: Path) -> list[list[Row]]:
     with learners(system, plan, folder) as (processes, _):
         for process in processes:
             process.wait(RUN_SECONDS_MAX)
+            if system.complaint and (line := process.printed(system.complaint)):
+                raise UnavailableError(f"its synchronisations are not complete: {line}")
         records = [process.rows() for process in processes]
     for rows in records:
         _check(rows, plan)
