@@ -10,8 +10,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,8 @@ JOBS: Final = 2
 GIT_SECONDS_MAX: Final = 5.0
 FAILURES_SHOWN: Final = 10
 """Seeds of which the command says what went wrong; of more only their number."""
+LINE_SECONDS: Final = 10.0
+"""Between two lines that say how far it is, in a file: for the default number of seeds a few dozen."""
 
 TEXT: Final = """Simulate runs in which anything may vanish, and check that nothing is lost.
 
@@ -169,7 +171,7 @@ def _explore(options: Options) -> int:
     seeds = range(options.first, options.first + options.seeds) if options.seed is None else [options.seed]
     tally, began = _Tally(), time.monotonic()
     num_jobs = min(options.jobs, len(seeds))
-    with _progress(len(seeds), is_shown=not options.json) as advance:
+    with _progress(len(seeds), began, is_shown=not options.json) as advance:
         for report in explore(seeds, num_jobs=num_jobs, missing_rule=options.without):
             tally.add(report)
             if options.json:
@@ -209,11 +211,37 @@ def code_version() -> str:
 
 
 @contextmanager
-def _progress(num_seeds: int, *, is_shown: bool) -> Iterator[Any]:
-    """A line that moves, on a terminal."""
-    if not is_shown or not sys.stderr.isatty():
-        yield lambda _: None
-        return
+def _progress(num_seeds: int, began: float, *, is_shown: bool) -> Iterator[Callable[[_Tally], None]]:
+    """A line that moves on a terminal, and one after the other in a file."""
+    advances: list[Callable[[_Tally], None]] = []
+    with ExitStack() as stack:
+        if is_shown and sys.stderr.isatty():
+            advances.append(stack.enter_context(_bar(num_seeds)))
+        if is_shown and not sys.stdout.isatty():
+            advances.append(_lines(began))
+
+        def advance(tally: _Tally) -> None:
+            for one in advances:
+                one(tally)
+
+        yield advance
+
+
+def _lines(began: float) -> Callable[[_Tally], None]:
+    said_at = began
+
+    def advance(tally: _Tally) -> None:
+        nonlocal said_at
+        now = time.monotonic()
+        if now >= said_at + LINE_SECONDS:
+            said_at = now
+            click.echo(f"so far {tally.words(now - began)}")
+
+    return advance
+
+
+@contextmanager
+def _bar(num_seeds: int) -> Iterator[Callable[[_Tally], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

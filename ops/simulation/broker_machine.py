@@ -19,7 +19,7 @@ from isles.ops.simulation.timeline import Timeline
 from isles.ops.simulation.values import ZERO, Lane
 from isles.proto.messages import BlobRef
 
-TICK_SECONDS: Final = 0.4
+TICK_SECONDS: Final = 0.5
 DOWN_SECONDS: Final = (0.1, 4.0)
 """From the end of a broker to the start of the next one, at least and at most."""
 ROWS_KEPT: Final = 512

@@ -11,12 +11,15 @@ from isles.ops.simulation.faults import Faults
 from isles.ops.simulation.values import LEARNERS_MAX
 from isles.proto.agreement import ApplyRule, Budget, RunRecord, SyncSettings
 from isles.proto.manifest import Manifest, TensorSpec
-from isles.proto.messages import Limits
+from isles.proto.messages import CHUNK_BYTES, Limits
 
 RULES: Final[tuple[ApplyRule, ...]] = ("rebase", "overwrite", "blend", "hybrid")
 """Each seed has one, in turn."""
-QUORUMS: Final = (1, 1, 1, 1, 1, 1, 2, 2, 3, LEARNERS_MAX + 2)
+QUORUMS: Final = (*(12 * (1,)), *(5 * (2,)), 3, 3, LEARNERS_MAX + 2)
 """Large ones are seldom: every version takes as many messages as there are contributions in it, ten times over."""
+LOOK_STEPS: Final = (1, 3, 3, 4)
+"""Per fragment. Mostly a learner's own work is merged and a few versions of others are there when it looks again, so it
+skips some, as one does whose steps are short beside its transfers."""
 QUORUM_LARGE: Final = 3
 """From here on rounds take long, so there have to be more of them at a time."""
 
@@ -26,8 +29,8 @@ class _Routing(RoutingSettings):
 
     @property
     def limits(self) -> Limits:
-        usual = RoutingSettings(**self.model_dump(exclude={"chunk_bytes"})).limits
-        return usual.model_copy(update={"chunk_bytes": self.chunk_bytes})
+        usual = RoutingSettings.model_construct(**{**dict(self), "chunk_bytes": CHUNK_BYTES})
+        return usual.limits.model_copy(update={"chunk_bytes": self.chunk_bytes})
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Circumstances:
     """That an outer need not fetch again."""
     disk_seconds: float
     """What one operation of the broker's disk takes."""
+    look_steps: int
+    """Steps of a learner from one look at what it was hinted at to the next: with more of them it skips versions."""
 
     @classmethod
     def draw(cls, seed: int, chance: random.Random) -> Circumstances:
@@ -59,7 +64,15 @@ class Circumstances:
             manifest=manifest.to_text(),
         )
         routing = _draw_routing(chance)
-        return cls(seed, faults, routing, record, chance.choice((0, 8, 64)), chance.choice((0.001, 0.005, 0.02)))
+        return cls(
+            seed,
+            faults,
+            routing,
+            record,
+            num_blobs_kept=chance.choice((0, 16, 64, 64)),
+            disk_seconds=chance.choice((0.001, 0.005, 0.02)),
+            look_steps=1 if sync.quorum >= QUORUM_LARGE else sync.num_fragments * chance.choice(LOOK_STEPS),
+        )
 
     def __str__(self) -> str:
         sync, routing = self.record.sync, self.routing
@@ -97,7 +110,7 @@ def _draw_sync(seed: int, chance: random.Random) -> SyncSettings:
 def _draw_routing(chance: random.Random) -> RoutingSettings:
     usual = _Routing(
         credit_chunks=chance.choice((1, 2, 8)),
-        learner_lease_seconds=chance.choice((5.0, 8.0)),
+        learner_lease_seconds=chance.choice((6.0, 9.0)),
         session_idle_seconds=chance.choice((10.0, 120.0)),
         versions_kept=chance.choice((2, 3, 8)),
         unused_blob_seconds=chance.choice((4.0, 30.0, 600.0)),
@@ -105,4 +118,4 @@ def _draw_routing(chance: random.Random) -> RoutingSettings:
         num_shards=LEARNERS_MAX,
         quarantine_rejections=0,  # poison strikes learners that go on
     )
-    return usual.model_copy(update={"chunk_bytes": chance.choice((128, 4096, 4096, 4096))})
+    return usual.model_copy(update={"chunk_bytes": chance.choice((256, 4096, 4096, 4096))})

@@ -277,6 +277,7 @@ class World:
     def _turn_learner(self, connection: bytes, learner: LearnerActor, *, is_calm: bool) -> None:
         chance = self.chance
         learner.tick(self.now)
+        learner.look(self.now)
         if is_calm or chance.random() < 0.3:
             learner.ask_versions(self.now)
         if learner.session.is_draining:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from isles.proto.messages import Chunk, Credit, Fetch, Grant, Message
+
+ALLOWING: Final = frozenset({Credit, Fetch, Grant})
+"""What allows more; most messages do not."""
 
 
 @dataclass
@@ -17,7 +21,9 @@ class CreditBook:
     _downloads: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def reach(self, connection: bytes, message: Message, *, is_at_broker: bool) -> None:
-        """A message that allows more arrives."""
+        """A message that may allow more arrives."""
+        if type(message) not in ALLOWING:
+            return
         window = self.credit_chunks * self.chunk_bytes
         match message:
             case Grant(transfer=transfer, offset=offset) if not is_at_broker:

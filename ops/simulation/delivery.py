@@ -12,7 +12,7 @@ from isles.ops.simulation.network import Direction, Network
 from isles.ops.simulation.processes import Process
 from isles.ops.simulation.timeline import Timeline
 from isles.proto.client import Send
-from isles.proto.messages import Channel, Chunk, Hint, Message
+from isles.proto.messages import Channel, Chunk, Message
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Delivery:
             process.backlog.append(lambda: self._arrive(process, message, payload))
             return
         self.num_deliveries += 1
-        self.timeline.say(f"{process.name} hears {_words(message)}")
+        self.timeline.say_heard(process.name, "broker", message)
         self.credit.reach(process.connection, message, is_at_broker=False)
         process.actor.receive(message, payload, process.clock.at(self.timeline.now))
         self.flush(process)
@@ -83,17 +83,7 @@ class Delivery:
         if self.machine.is_deaf(lambda: self._arrive_at_broker(process, send)):
             return
         self.num_deliveries += 1
-        self.timeline.say(f"broker hears {process.name}: {_words(send.message)}")
+        self.timeline.say_heard("broker", process.name, send.message)
         self.credit.reach(process.connection, send.message, is_at_broker=True)
         self.machine.hear(broker.MessageArrived(send.channel, process.connection, send.message, send.payload))
         self.flush_broker()
-
-
-def _words(message: Message) -> str:
-    """A message in short."""
-    match message:
-        case Hint():
-            return f"Hint {message.kind} {message.fragment} {message.version} {message.learner}"
-        case Chunk():
-            return f"Chunk {message.transfer} {message.offset}"
-    return f"{type(message).__name__} {message.request}"

@@ -5,13 +5,12 @@ Its merge is a plain sum and its outer step has rate 1 and no momentum, so that 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, Protocol
 
-from isles.ops.simulation.values import DOWN_QUANTUM, ZERO, Pair
+from isles.ops.simulation.values import DOWN_QUANTUM, ZERO, Pair, ref_of
 from isles.outer import orders
 from isles.outer import recovery as recoveries
 from isles.outer.recovery import Recovery, StatePoint
@@ -39,6 +38,8 @@ from isles.proto.messages import (
 
 POISON: Final = "poison"
 """The reason of whatever fails the screen for what is in it."""
+LIST_SECONDS: Final = 4.0
+"""Longest time between two looks at the store: those that nobody hinted at find little."""
 FAILURES_MAX: Final = 10
 """Merges and recoveries that fail one after the other before an outer gives up, as in `isles.outer.desk`."""
 
@@ -95,7 +96,7 @@ class Desk:
         remade: list[int],
     ) -> None:
         """`is_poisoned` says whether a delta fails the screen; `remade` takes note of each recomputed version."""
-        self.rounds = Rounds(fragment, record.sync, record.budget)
+        self.rounds = Rounds(fragment, record.sync, record.budget, list_seconds=LIST_SECONDS)
         self.timer_at: float | None = None
         self._fragment = fragment
         self._record = record
@@ -355,12 +356,6 @@ class Desk:
         self._go_on(reason)
         if not reason and recovery.num_remade:
             self.checkpoint()
-
-
-def ref_of(value: Pair) -> BlobRef:
-    """The blob of a value's bytes."""
-    payload = value.encode()
-    return BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
 
 
 def make_version(start: Values, deltas: Sequence[Pair]) -> tuple[Pair, Values]:

@@ -5,7 +5,7 @@ socket. Router, index, blob store, rounds, recovery, sessions and the client's p
 are exact integers (`isles.ops.simulation.values`), so that every unit of work can be accounted for.
 
     faults      until enough has happened; the laws are checked at every step
-    calm        all is healed: every learner must get something merged, soon
+    calm        all is healed: every learner must get something merged, and enough versions come to be, soon
     drain       nothing may be left open, pending or unmerged, soon; then the books must balance
 """
 
@@ -26,27 +26,31 @@ from isles.ops.simulation.faults import GAP_SECONDS, POISON_CHANCE, Weather
 from isles.ops.simulation.learner_actor import LearnerActor
 from isles.ops.simulation.network import REGIONS, Network
 from isles.ops.simulation.outer_actor import OuterActor
-from isles.ops.simulation.processes import Clock, Place, Process
+from isles.ops.simulation.processes import Clock, Place, Process, Rhythm
 from isles.ops.simulation.timeline import Timeline
 from isles.ops.simulation.values import LEARNERS_MAX, UP_QUANTUM, Lane
 
 VERSIONS_MIN: Final = 100
 DELIVERIES_MIN: Final = 5_000
+FAULTY_SHARE: Final = 0.8
+"""Of these there have to be before the faults end; the others come to be while all is healed, as they do anyway."""
 
 SECONDS_MAX: Final = 900.0
 """Most simulated time until there are enough versions: a run that needs more is as good as stuck."""
 CALM_SECONDS_MAX: Final = 120.0
-"""Longest time from the end of all faults until every learner got something merged: some leases, some retries, and the
-longest stall of a transfer."""
+"""Longest time from the end of all faults until every learner got something merged, and there are enough versions: some
+leases, some retries, and the longest stall of a transfer."""
 DRAIN_SECONDS_MAX: Final = 240.0
 """Longest time from there until nothing is left: a contribution may have to be made, and to expire, a few times."""
 
-OUTER_TICK_SECONDS: Final = 0.25
+LOOK_SECONDS: Final = 0.1
+"""Between two looks whether a part of the run is over."""
+OUTER_TICK_SECONDS: Final = 0.4
 LEASE_SECONDS: Final = 1.0
-REFRESH_SECONDS: Final = 8.0
+REFRESH_SECONDS: Final = 20.0
 """Between two times that a learner asks for all versions, whatever it was told."""
-HEARTBEAT_SECONDS: Final = 3.0
-STEP_SECONDS: Final = (0.5, 1.0)
+HEARTBEAT_SECONDS: Final = 4.0
+STEP_SECONDS: Final = (1.0, 2.0)
 """Of a learner, at least and at most."""
 STRIKE_TICK_SECONDS: Final = 0.4
 """Between two looks whether it is time for a fault."""
@@ -101,10 +105,7 @@ class FaultWorld:
         credit = CreditBook(self.drawn.routing.chunk_bytes, self.drawn.routing.credit_chunks)
         self.delivery = Delivery(timeline, self.network, self.machine, credit)
         self.processes = self.delivery.processes
-        self.places = [
-            Place(f"l{index}", index, REGIONS[index % 3], chance.uniform(*STEP_SECONDS))
-            for index in range(LEARNERS_MAX)
-        ]
+        self.places = [self._draw_place(index) for index in range(LEARNERS_MAX)]
         for place in self.places:
             timeline.plan(chance.random(), self._start_learner, place, False)
         for name, region in (("outer-a", REGIONS[0]), ("outer-b", REGIONS[1])):
@@ -113,6 +114,11 @@ class FaultWorld:
         timeline.plan(STRIKE_TICK_SECONDS, self._consider_strike)
 
     # ---------------------------------------------------------------------------------------------------------- chance
+
+    def _draw_place(self, index: int) -> Place:
+        step_seconds = self.chance.uniform(*STEP_SECONDS)
+        look_seconds = step_seconds * (self.drawn.look_steps - 0.5)
+        return Place(f"l{index}", index, REGIONS[index % len(REGIONS)], step_seconds, look_seconds)
 
     def _draw_token(self) -> str:
         return f"{self.chance.getrandbits(64):016x}"
@@ -165,7 +171,7 @@ class FaultWorld:
     def _run_until(self, is_done: Callable[[], bool], seconds_max: float, complaint: str) -> None:
         ends_at = self.timeline.now + seconds_max
         while not is_done():
-            self.advance()
+            self.timeline.advance_to(self.timeline.now + LOOK_SECONDS)
             assert self.timeline.now <= ends_at, f"after {seconds_max:g} s {complaint}"
 
     def advance(self) -> None:
@@ -174,13 +180,17 @@ class FaultWorld:
 
     def _has_enough(self) -> bool:
         return (
-            self.laws.num_versions_all >= VERSIONS_MIN
+            self.laws.num_versions_all >= FAULTY_SHARE * VERSIONS_MIN
             and self.num_faults >= self.drawn.faults.num_faults
-            and self.delivery.num_deliveries >= DELIVERIES_MIN
+            and self.delivery.num_deliveries >= FAULTY_SHARE * DELIVERIES_MIN
         )
 
     def _has_everyone(self) -> bool:
-        return len(self.laws.merged_by) == len(self.places)
+        return (
+            len(self.laws.merged_by) == len(self.places)
+            and self.laws.num_versions_all >= VERSIONS_MIN
+            and self.delivery.num_deliveries >= DELIVERIES_MIN
+        )
 
     # ------------------------------------------------------------------------------------------------------- learners
 
@@ -204,7 +214,7 @@ class FaultWorld:
         )
         process = self._admit(place.name, place.region, actor)
         self.timeline.say(f"{place.name} starts {'with' if checkpoint else 'without'} a checkpoint")
-        self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, 0.0, 0.0)
+        self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, Rhythm())
 
     def _admit(self, name: str, region: str, actor: LearnerActor | OuterActor) -> Process[Any]:
         process: Process[Any] = Process(name, region, self.delivery.draw_connection(), self._draw_clock(), actor)
@@ -213,19 +223,22 @@ class FaultWorld:
         self.delivery.flush(process)
         return process
 
-    def _step(self, process: Process[LearnerActor], place: Place, refresh_at: float, beat_at: float) -> None:
+    def _step(self, process: Process[LearnerActor], place: Place, rhythm: Rhythm) -> None:
         if not process.is_alive:
             return
         if process.frozen_until > self.timeline.now:
-            self.timeline.plan(process.frozen_until, self._step, process, place, refresh_at, beat_at)
+            self.timeline.plan(process.frozen_until, self._step, process, place, rhythm)
             return
         actor, now = process.actor, process.clock.at(self.timeline.now)
         actor.tick(now)
-        if self.timeline.now >= refresh_at:
-            refresh_at = self.timeline.now + REFRESH_SECONDS
+        if self.timeline.now >= rhythm.look_at:
+            rhythm.look_at = self.timeline.now + place.look_seconds
+            actor.look(now)
+        if self.timeline.now >= rhythm.refresh_at:
+            rhythm.refresh_at = self.timeline.now + REFRESH_SECONDS
             actor.ask_versions(now)
-        if self.timeline.now >= beat_at:
-            beat_at = self.timeline.now + HEARTBEAT_SECONDS
+        if self.timeline.now >= rhythm.beat_at:
+            rhythm.beat_at = self.timeline.now + HEARTBEAT_SECONDS
             actor.beat(now)
         bases = [books.base for books in actor.session.books]
         if actor.session.is_draining:
@@ -241,7 +254,7 @@ class FaultWorld:
         if actor.is_stopped:
             self._end_fenced(process)
             return
-        self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, refresh_at, beat_at)
+        self.timeline.plan(self.timeline.now + place.step_seconds, self._step, process, place, rhythm)
 
     def _end_fenced(self, process: Process[Any]) -> None:
         """A process was told that another incarnation of it was heard for the first time after this one had been.
@@ -318,7 +331,7 @@ class FaultWorld:
     def _plan_strike(self) -> None:
         """The next fault comes in a while, or after a few versions, so that all runs have as many faults."""
         self._strike_at = self.timeline.now + self.chance.expovariate(1 / GAP_SECONDS)
-        gap_versions = VERSIONS_MIN / self.drawn.faults.num_faults
+        gap_versions = FAULTY_SHARE * VERSIONS_MIN / self.drawn.faults.num_faults
         self._strike_version = self.laws.num_versions_all + self.chance.expovariate(1 / gap_versions)
 
     def _consider_strike(self) -> None:

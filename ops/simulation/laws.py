@@ -22,7 +22,7 @@ from typing import Final
 from isles.brokers import versions
 from isles.brokers import vocabulary as broker
 from isles.brokers.store.index import Index
-from isles.ops.simulation.desk import POISON, Values, make_version, ref_of
+from isles.ops.simulation.desk import POISON, Values, make_version
 from isles.ops.simulation.learner_actor import LearnerActor
 from isles.ops.simulation.values import (
     UP_QUANTUM,
@@ -32,6 +32,7 @@ from isles.ops.simulation.values import (
     is_once_each,
     missing,
     num_counted,
+    ref_of,
 )
 from isles.proto.ids import ContributionId
 from isles.proto.messages import HEADER_BYTES_MAX, Accepted, BlobRef, Hint, Leased, VersionInfo

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair, lane_of, once
+from isles.ops.simulation.values import UP_QUANTUM, ZERO, Lane, Pair, lane_of, once, ref_of
 from isles.proto.agreement import SyncSettings
 from isles.proto.client import Answered, Client, Fetched, FetchFailed, Hinted, Instruction, Refused, Send, Welcomed
 from isles.proto.ids import ContributionId
@@ -95,7 +94,7 @@ class LearnerActor:
         self._avoiding: set[int] = set()
         """Fragments whose last way began with the version held, and failed: the next one begins with a checkpoint."""
         self._hinted: set[int] = set()
-        """Fragments to ask for at the next step: several hints, one question."""
+        """Fragments to ask for at the next look: several hints, one question."""
         self.client = Client(Hello(role="worker", id=self.learner, incarnation=self.incarnation))
 
     # --------------------------------------------------------------------------------------------- what the world calls
@@ -107,8 +106,11 @@ class LearnerActor:
         self._carry_out(self.client.handle(message, now, payload), now)
 
     def tick(self, now: float) -> None:
-        """Time passes; asks for what it was hinted at."""
+        """Time passes."""
         self._carry_out(self.client.tick(now), now)
+
+    def look(self, now: float) -> None:
+        """Asks for what it was hinted at."""
         for fragment in sorted(self._hinted - self._asking):
             self._hinted.discard(fragment)
             self._ask_version(fragment, now)
@@ -218,7 +220,7 @@ class LearnerActor:
         contribution = Contribution(
             id=order.id,
             base_version=order.base_version,
-            blob=BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload)),
+            blob=ref_of(quantised),
             codec="fp32",
             tokens=order.tokens,
             steps=order.steps,
@@ -303,7 +305,7 @@ class LearnerActor:
             values = base
         for update in reply.updates:
             values += Pair.decode(self._blobs[update.digest])
-        digest = hashlib.sha256(values.encode()).hexdigest()
+        digest = ref_of(values).digest
         assert digest == reply.head.parameters_sha256, f"{self.learner} rebuilt version {version} wrongly"
         self._values[fragment, version] = values
         self._avoiding.discard(fragment)

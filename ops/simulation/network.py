@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -43,18 +44,31 @@ class Network:
     """All links; each runs between the broker and one process."""
 
     chance: random.Random
-    episodes: list[Episode] = field(default_factory=list)
     num_lost: int = 0
     num_duplicated: int = 0
+    _episodes: list[Episode] = field(default_factory=list)
+    _places: frozenset[str] = frozenset()
+    """Where the weather is bad."""
+    _until: float = math.inf
+    """When the first episode ends."""
     _arrived: dict[tuple[bytes, Direction, Channel], float] = field(default_factory=dict)
     """Link -> when the last message arrives that was sent on it in good weather: later ones do not overtake it."""
 
     def __post_init__(self) -> None:
         self._latency = {region: self.chance.uniform(*LATENCY_SECONDS[region]) for region in REGIONS}
 
+    def begin(self, episode: Episode) -> None:
+        """Bad weather begins."""
+        self._have([*self._episodes, episode])
+
     def heal(self) -> None:
         """Every episode is over."""
-        self.episodes.clear()
+        self._have([])
+
+    def _have(self, episodes: list[Episode]) -> None:
+        self._episodes = episodes
+        self._places = frozenset(episode.place for episode in episodes)
+        self._until = min((episode.until for episode in episodes), default=math.inf)
 
     def send(
         self, connection: bytes, name: str, region: str, direction: Direction, channel: Channel, time: float
@@ -62,14 +76,18 @@ class Network:
         """When a message that is sent now arrives; never, if it is lost."""
         arrives = time + self._latency[region] * (1 + JITTER_SHARE * self.chance.random())
         link = connection, direction, channel
-        if self.episodes:
-            self.episodes = [episode for episode in self.episodes if episode.until > time]
-        around = [
-            one for one in self.episodes if one.place in (name, region) and one.direction in (None, direction)
-        ]  # fmt: skip
-        if around:
-            return self._send_in(around, link, arrives)
-        arrives = self._arrived[link] = max(arrives, self._arrived.get(link, 0.0))
+        if time >= self._until:
+            self._have([episode for episode in self._episodes if episode.until > time])
+        if name in self._places or region in self._places:
+            around = [
+                one for one in self._episodes if one.place in (name, region) and one.direction in (None, direction)
+            ]  # fmt: skip
+            if around:
+                return self._send_in(around, link, arrives)
+        before = self._arrived.get(link, 0.0)
+        if arrives < before:
+            return [before]
+        self._arrived[link] = arrives
         return [arrives]
 
     def _send_in(self, around: list[Episode], link: tuple[bytes, Direction, Channel], arrives: float) -> list[float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from isles.ops.simulation.desk import Desk, Found, NotHad, ref_of
-from isles.ops.simulation.values import Lane, Pair, counted
+from isles.ops.simulation.desk import Desk, Found, NotHad
+from isles.ops.simulation.values import Lane, Pair, counted, ref_of
 from isles.outer import orders
 from isles.outer.services import Unavailable
 from isles.proto.agreement import RunRecord
@@ -145,7 +145,8 @@ class OuterActor:
                 case FetchFailed(blob, text, code):
                     self._take_failure(NotHad(blob.digest, Unavailable(code, text)))
                 case Hinted(hint) if hint.kind in ("contribution", "version"):
-                    self.desks[hint.fragment].handle(orders.Hinted())
+                    version = hint.version if hint.kind == "version" else None
+                    self.desks[hint.fragment].handle(orders.Hinted(version))
 
     def _ask_leases(self) -> None:
         self.ask(Lease(fragments=tuple(self.desks)), self._take_leases)

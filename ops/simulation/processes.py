@@ -59,4 +59,18 @@ class Place:
     index: int
     region: str
     step_seconds: float
+    look_seconds: float = 0.0
+    """Between two looks at what it was hinted at."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+@dataclass
+class Rhythm:
+    """When a learner will do next what it does now and then, in the world's time."""
+
+    look_at: float = 0.0
+    """Asks for what it was hinted at."""
+    refresh_at: float = 0.0
+    """Asks for everything."""
+    beat_at: float = 0.0
+    """Says that it lives."""

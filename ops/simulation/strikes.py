@@ -37,7 +37,7 @@ def worsen(world: FaultWorld, kind: Weather) -> None:
     ways: tuple[Direction, ...] = ("up", "down")
     direction = chance.choice(ways) if kind == "one-way partition" else None
     episode = Episode(kind, place, world.timeline.now + chance.uniform(*EPISODE_SECONDS), direction)
-    world.network.episodes.append(episode)
+    world.network.begin(episode)
     world.timeline.say(f"FAULT {episode}")
 
 

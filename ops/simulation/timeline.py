@@ -7,6 +7,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+import msgpack
+
+from isles.proto.messages import Chunk, Hint, Message
+
 
 class Timeline:
     """A heap of events to come, and the history of those that were."""
@@ -18,8 +22,8 @@ class Timeline:
         self.num_events = 0
         self._note = note
         self._digest = hashlib.sha256()
-        self._lines: list[str] = []
-        """Of the history, not yet in its digest."""
+        self._facts: list[Any] = []
+        """Of the history, not yet in its digest: its lines before they are put in words, as nobody reads most runs."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_planned = 0
 
@@ -34,16 +38,38 @@ class Timeline:
         self.num_events += 1
         call(*arguments)
 
+    def advance_to(self, time: float) -> None:
+        """Everything happens that is to happen before some time, and then the next event, which is not before it."""
+        heap = self._heap
+        while heap[0][0] < time:
+            self.advance()
+        self.advance()
+
     def say(self, text: str) -> None:
         """Writes a line of the history."""
-        line = f"{self.now:9.4f} {text}"
-        self._lines.append(line)
+        self._facts += (self.now, text)
         if self._note is not None:
-            self._note(line)
+            self._note(f"{self.now:9.4f} {text}")
+
+    def say_heard(self, listener: str, speaker: str, message: Message) -> None:
+        """Writes that somebody hears a message."""
+        self._facts += (self.now, listener, speaker, message.tag, message.request)
+        if self._note is not None:
+            self._note(f"{self.now:9.4f} {listener} hears {speaker}: {_words(message)}")
 
     @property
     def digest(self) -> str:
         """Of the history up to now."""
-        self._digest.update("".join(self._lines).encode())
-        self._lines.clear()
+        self._digest.update(msgpack.packb(self._facts))
+        self._facts.clear()
         return self._digest.hexdigest()
+
+
+def _words(message: Message) -> str:
+    """A message in short."""
+    match message:
+        case Hint():
+            return f"Hint {message.kind} {message.fragment} {message.version} {message.learner}"
+        case Chunk():
+            return f"Chunk {message.transfer} {message.offset}"
+    return f"{type(message).__name__} {message.request}"

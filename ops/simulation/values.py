@@ -7,10 +7,13 @@ contains. All the counts are the digits of one integer, so that whole values are
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Self
 
 from isles.proto.errors import PayloadError
+from isles.proto.messages import BlobRef
 
 Lane = int
 """One data item of one learner: the place of its digit."""
@@ -26,6 +29,8 @@ UP_QUANTUM: Final = 4
 """Step of the upload codec, coarse enough that most contributions leave a residual."""
 DOWN_QUANTUM: Final = 3
 """Step of the downlink codec; prime to the other, so that remainders are of every size."""
+REFS_KEPT: Final = 256
+"""Values whose digests are remembered: each version's is asked for by everybody who makes it or applies it."""
 
 
 def lane_of(index: int, item: int) -> Lane:
@@ -109,3 +114,10 @@ class Pair:
 
 
 ZERO: Final = Pair(0)
+
+
+@lru_cache(REFS_KEPT)
+def ref_of(value: Pair) -> BlobRef:
+    """The blob of a value's bytes."""
+    payload = value.encode()
+    return BlobRef(digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))

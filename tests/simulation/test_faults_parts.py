@@ -111,14 +111,14 @@ def test_messages_on_one_link_arrive_in_order_unless_the_weather_is_bad() -> Non
     times = [time for sent in range(100) for time in arrivals(network, time=sent / 10_000)]
     assert len(times) == 100
     assert times == sorted(times)
-    network.episodes.append(Episode("reordering", "l0", 9.0))
+    network.begin(Episode("reordering", "l0", 9.0))
     times = [time for sent in range(100) for time in arrivals(network, time=sent / 10_000)]
     assert times != sorted(times)
 
 
 def test_a_partition_of_one_way_lets_the_other_way_through() -> None:
     network = Network(random.Random(1))
-    network.episodes.append(Episode("one-way partition", "near", 5.0, "up"))
+    network.begin(Episode("one-way partition", "near", 5.0, "up"))
     assert arrivals(network, "up", 1.0) == []
     assert len(arrivals(network, "down", 1.0)) == 1
     assert len(arrivals(network, "up", 5.0)) == 1
@@ -126,13 +126,13 @@ def test_a_partition_of_one_way_lets_the_other_way_through() -> None:
 
 def test_a_clogged_link_delivers_everything_when_it_is_free_again() -> None:
     network = Network(random.Random(1))
-    network.episodes.append(Episode("clog", "near", 5.0))
+    network.begin(Episode("clog", "near", 5.0))
     assert {time for sent in range(10) for time in arrivals(network, time=sent / 10)} == {5.0}
 
 
 def test_other_places_have_their_own_weather() -> None:
     network = Network(random.Random(1))
-    network.episodes.append(Episode("partition", "far", 5.0))
+    network.begin(Episode("partition", "far", 5.0))
     assert len(arrivals(network)) == 1
 
 

@@ -64,6 +64,22 @@ def test_each_seed_is_a_line_of_json(faults: dict[int, str], capsys: pytest.Capt
     assert [(line["seed"], line["fault"]) for line in lines] == [(0, ""), (1, "oh")]
 
 
+@pytest.mark.usefixtures("faults")
+def test_a_file_is_told_how_far_it_is_and_json_is_nothing_but_reports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulate, "LINE_SECONDS", 0.0)
+    _, said = simulated(capsys, "--seeds", "3")
+    assert [line.split(" in ")[0] for line in said.splitlines()] == [
+        "so far 1 seeds",
+        "so far 2 seeds",
+        "so far 3 seeds",
+        "3 seeds",
+    ]
+    _, said = simulated(capsys, "--seeds", "3", "--json")
+    assert all(json.loads(line) for line in said.splitlines())
+
+
 def test_a_trace_tells_the_history_of_one_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
