@@ -43,7 +43,7 @@ QUICK_SEEDS = {
     "checkpoint-till-later": 0,
     "fsync": 2,
     "folder-fsync": 2,
-    "digests": 6,
+    "digests": 8,
     "lost-payloads": 16,
     "upload-credit": 6,
     "download-credit": 9,
