@@ -83,9 +83,7 @@ def choose_scales(codec: BlockCodec, magnitudes: npt.NDArray[np.float32]) -> Blo
     its own magnitude.
     """
     scales = magnitudes * np.float32(codec.level_reciprocal)
-    exponent = scale_exponent(float(scales.max()))
-    stored = (scales * np.float32(2.0**-exponent)).astype("<f2")
-    stored[stored < _HALF_NORMAL_MIN] = 0
+    exponent, stored = _halves(scales)
     divisors = stored.astype(np.float32) * np.float32(2.0**exponent)
     divisors[stored == 0] = np.inf
     return BlockScales(exponent, stored, divisors)
@@ -133,9 +131,7 @@ def store_step_scales(scales: Vector) -> tuple[int, npt.NDArray[np.uint8]]:
 
     A scale below the normal halves, that is under 2^-28 of the largest, is stored as 0: its block decodes to zeros.
     """
-    exponent = scale_exponent(float(scales.max()))
-    stored = (scales * np.float32(2.0**-exponent)).astype("<f2")
-    stored[stored < _HALF_NORMAL_MIN] = 0
+    exponent, stored = _halves(scales)
     return exponent, np.ascontiguousarray(stored.view(np.uint8).reshape(-1, SCALE_BYTES).T)
 
 
@@ -151,6 +147,14 @@ def read_step_scales(codec: StepCodec, header: PayloadHeader, raw: bytes) -> Vec
     return _factors(bits, header.scale_exponent, codec.level_max)
 
 
+def _halves(scales: Vector) -> tuple[int, npt.NDArray[np.float16]]:
+    """The scale exponent of a payload's scales [blocks], and these as halves; 0 for those below the normal ones."""
+    exponent = _scale_exponent(float(scales.max()))
+    stored = (scales * np.float32(2.0**-exponent)).astype("<f2")
+    stored[stored < _HALF_NORMAL_MIN] = 0
+    return exponent, stored
+
+
 def _factors(bits: npt.NDArray[np.uint16], exponent: int, level_max: int) -> Vector:
     """Scales [blocks] from the bits of their halves, checked."""
     unsigned = bits & 0x7FFF
@@ -162,7 +166,7 @@ def _factors(bits: npt.NDArray[np.uint16], exponent: int, level_max: int) -> Vec
     return factors
 
 
-def scale_exponent(scale_max: float) -> int:
+def _scale_exponent(scale_max: float) -> int:
     """The power of two that is factored out of the scales of a payload, whose largest is `scale_max`."""
     if scale_max == 0.0:
         return 0

@@ -6,12 +6,12 @@ the host by the same code, and everything else is one correctly rounded operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import torch
 
+from isles.proto.codec.chunks import spans
 from isles.proto.codec.frame import Buffer, Encoded, PayloadHeader, pack, refusal, unpack
 from isles.proto.codec.reference import CHUNK_BLOCKS, is_zero_magnitude, read_codes
 from isles.proto.codec.scales import check_magnitudes, choose_scales, read_scales
@@ -24,6 +24,7 @@ from isles.proto.codec.table import (
     StepCodec,
     codec_named,
 )
+from isles.proto.codec.torch_chunks import rows
 from isles.proto.codec.torch_steps import decode_steps, encode_steps
 
 DEVICE_CHUNK_BLOCKS: Final = 1 << 15
@@ -84,11 +85,11 @@ def decode(
 
 def _encode_planes(codec: PlaneCodec, vector: torch.Tensor) -> Encoded:
     step = _chunk_blocks(vector) * BLOCK_VALUES
-    spans = list(_spans(vector.numel(), step))
-    magnitudes = torch.stack([_magnitude(vector[first:last]) for first, last in spans]).cpu().numpy()
+    parts = list(spans(vector.numel(), step))
+    magnitudes = torch.stack([_magnitude(vector[first:last]) for first, last in parts]).cpu().numpy()
     check_magnitudes(codec, magnitudes, span=step)
     raw = torch.empty((codec.planes, vector.numel()), dtype=torch.uint8)
-    for first, last in spans:
+    for first, last in parts:
         bits = vector[first:last].view(torch.int32) + codec.rounding
         octets = bits.view(torch.uint8).view(-1, VALUE_BYTES)
         raw[:, first:last] = octets[:, codec.first_byte :].t().contiguous()
@@ -102,7 +103,7 @@ def _decode_planes(codec: PlaneCodec, raw: bytes, out: torch.Tensor, allow_nonfi
     staging = torch.empty((codec.planes, min(step, out.numel())), dtype=torch.uint8)
     out.zero_()
     octets = out.view(torch.uint8).view(-1, VALUE_BYTES)
-    for first, last in _spans(out.numel(), step):
+    for first, last in spans(out.numel(), step):
         part = staging[:, : last - first]
         part.numpy()[:] = planes[:, first:last]
         octets[first:last, codec.first_byte :] = part.to(out.device).t()
@@ -114,8 +115,8 @@ def _encode_blocks(codec: BlockCodec, vector: torch.Tensor) -> Encoded:
     blocks, step = codec.num_blocks(vector.numel()), _chunk_blocks(vector)
     magnitudes = torch.empty(blocks, dtype=torch.float32, device=vector.device)
     scratch = torch.empty((2, min(blocks, step), BLOCK_VALUES), dtype=torch.float32, device=vector.device)
-    for first, last in _spans(blocks, step):
-        absolute = torch.abs(_rows(vector, first, last), out=scratch[0, : last - first])
+    for first, last in spans(blocks, step):
+        absolute = torch.abs(rows(vector, first, last, BLOCK_VALUES), out=scratch[0, : last - first])
         torch.amax(absolute, dim=1, out=magnitudes[first:last])
     host_magnitudes = magnitudes.cpu().numpy()
     check_magnitudes(codec, host_magnitudes, span=BLOCK_VALUES)
@@ -125,9 +126,9 @@ def _encode_blocks(codec: BlockCodec, vector: torch.Tensor) -> Encoded:
     raw = torch.empty(codec.raw_bytes(vector.numel()), dtype=torch.uint8)
     raw.numpy()[: blocks * SCALE_BYTES] = scales.stored.view(np.uint8)
     codes = raw[blocks * SCALE_BYTES :].view(blocks, codec.block_bytes)
-    for first, last in _spans(blocks, step):
+    for first, last in spans(blocks, step):
         ratio, level = scratch[:, : last - first]
-        torch.div(_rows(vector, first, last), divisors[first:last], out=ratio)
+        torch.div(rows(vector, first, last, BLOCK_VALUES), divisors[first:last], out=ratio)
         _round_half_to_zero(ratio, out=level)
         level += codec.level_max
         codes[first:last] = _pack_codes(codec, level.to(torch.uint8))
@@ -141,7 +142,7 @@ def _decode_blocks(codec: BlockCodec, header: PayloadHeader, raw: bytes, out: to
     step = _chunk_blocks(out)
     staging = torch.empty((min(len(codes), step), codec.block_bytes), dtype=torch.uint8)
     scratch = torch.empty((len(staging), BLOCK_VALUES), dtype=torch.float32, device=out.device)
-    for first, last in _spans(len(codes), step):
+    for first, last in spans(len(codes), step):
         packed, level = staging[: last - first], scratch[: last - first]
         packed.numpy()[:] = codes[first:last]
         _unpack_codes(codec, packed.to(out.device), out=level)
@@ -181,19 +182,5 @@ def _magnitude(part: torch.Tensor) -> torch.Tensor:
     return torch.maximum(largest, -smallest)
 
 
-def _rows(vector: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Blocks `first` to `last` as [blocks, BLOCK_VALUES]: a view, or a copy padded with zeros at the vector's end."""
-    part = vector[first * BLOCK_VALUES : last * BLOCK_VALUES]
-    missing = (last - first) * BLOCK_VALUES - part.numel()
-    if missing:
-        part = torch.nn.functional.pad(part, (0, missing))
-    return part.view(-1, BLOCK_VALUES)
-
-
 def _chunk_blocks(vector: torch.Tensor) -> int:
     return CHUNK_BLOCKS if vector.device.type == "cpu" else DEVICE_CHUNK_BLOCKS
-
-
-def _spans(size: int, step: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, size, step):
-        yield first, min(first + step, size)

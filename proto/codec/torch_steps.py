@@ -18,6 +18,7 @@ from isles.proto.codec.frame import Encoded, PayloadHeader, pack
 from isles.proto.codec.runs import EMPTY_RUN, LEVELS, STRIDES, check_end, check_runs
 from isles.proto.codec.scales import check_magnitudes, choose_step_scales, read_step_scales, store_step_scales
 from isles.proto.codec.table import RUN_ZEROS_MAX, STEP_BLOCK_VALUES, StepCodec
+from isles.proto.codec.torch_chunks import rows
 
 CHUNK_BLOCKS: Final = 1 << 12
 """Blocks handled at a time: 15 MiB of values, large enough to hide the launch of a kernel."""
@@ -67,7 +68,7 @@ def quantise_vector(codec: StepCodec, vector: torch.Tensor, scales: Vector) -> l
     writer = RunWriter()
     pieces = []
     for first, last in spans(len(scales), CHUNK_BLOCKS):
-        levels = quantise(codec, _rows(vector, first, last), factors[first:last])
+        levels = quantise(codec, rows(vector, first, last, STEP_BLOCK_VALUES), factors[first:last])
         packed = writer.write(levels.view(-1)) if codec.has_runs else pack_levels(codec, levels)
         pieces.append(packed.cpu().numpy())
     return pieces
@@ -97,7 +98,7 @@ def measure(vector: torch.Tensor) -> tuple[Vector, np.ndarray[tuple[int], np.dty
     peaks = torch.empty(blocks, dtype=torch.float32, device=vector.device)
     shares = torch.empty_like(peaks)
     for first, last in spans(blocks, CHUNK_BLOCKS):
-        chunk = _rows(vector, first, last)
+        chunk = rows(vector, first, last, STEP_BLOCK_VALUES)
         peak = torch.amax(chunk.abs(), dim=1, out=peaks[first:last])
         relative = chunk / peak.masked_fill(peak == 0, 1).unsqueeze(1)  # whose squares are in range whatever the values
         torch.sum(relative.square_(), dim=1, out=shares[first:last])
@@ -156,12 +157,3 @@ def _read_runs(runs: Bytes, scales: torch.Tensor, out: torch.Tensor) -> None:
         start = int(places[-1])
         check_end(start, out.numel())
         out[places] = levels[index] * scales[places.div(STEP_BLOCK_VALUES, rounding_mode="floor")]
-
-
-def _rows(vector: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Blocks `first` to `last` as [blocks, STEP_BLOCK_VALUES], padded with zeros at the vector's end."""
-    part = vector[first * STEP_BLOCK_VALUES : last * STEP_BLOCK_VALUES]
-    missing = (last - first) * STEP_BLOCK_VALUES - part.numel()
-    if missing:
-        part = torch.nn.functional.pad(part, (0, missing))
-    return part.view(-1, STEP_BLOCK_VALUES)

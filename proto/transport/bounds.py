@@ -1,9 +1,17 @@
-"""How much the sockets of a broker take in and keep, each of them and all together."""
+"""How much is taken from a socket at once, and how much those of a broker take in and keep, each and all together."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from isles.proto.messages import HEADER_BYTES_MAX
+
+FRAME_BYTES_MAX: Final = 17 << 20
+"""Longest frame that libzmq takes in: the largest permitted chunk and its header; above the longest header, too."""
+ARRIVALS_MAX: Final = 256
+"""Messages taken from one socket before the next one has its turn: control never waits behind bulk for long."""
+ARRIVAL_BYTES_MAX: Final = 32 << 20
+"""Bytes taken from one socket likewise: what has been read and not yet judged is bounded, too."""
 FRAME_BYTES_SPARE: Final = 65_536
 """Room in a broker's limits of frames for what encryption adds, and for what is answered rather than cut off."""
 BULK_RECEIVE_HIGH_WATER: Final = 32
@@ -26,3 +34,5 @@ CONTROL_RECEIVE_HIGH_WATER: Final = 16
 """Messages of one connection that wait unread at the broker, also on events; libzmq's 1000 could be 8 GiB."""
 CONTROL_SEND_HIGH_WATER: Final = 256
 """Answers that wait for one connection; a client has a few asks open, and repeats what was not answered."""
+
+assert FRAME_BYTES_MAX > HEADER_BYTES_MAX

@@ -21,6 +21,10 @@ from isles.proto.transport.backlog import Backlog, Counts, Place, Reason, wire_b
 
 ATTEND_SECONDS: Final = 0.05
 """Between two readings of the monitors: at thousands of messages a second each costs as much as a message."""
+HASTY_SECONDS: Final = 0.01
+"""The same while the memory grows: loopback brings some 10 MB in it."""
+GROWING_BYTES: Final = 4 << 20
+"""By so much between two readings, which is what a few messages take."""
 LOOK_SECONDS: Final = 0.25
 """Between two looks while there is something to see: what a link of 10 Gbit/s brings in it are 300 MB."""
 LOOK_REST: Final = 20
@@ -29,9 +33,13 @@ a while."""
 IDLE_LOOK_SECONDS: Final = 5.0
 """Between two looks otherwise."""
 SEEN_SHARE: Final = 0.5
-"""Of the bound: while this process has grown by less there is nothing to see."""
+"""Of the bound: while this process has grown by less there is nothing to see, and by so much more since the last look
+there is at once, as loopback may bring the whole bound between two."""
 REPORTS_MAX: Final = 4096
 """Reports of one monitor that are taken at a time: strangers who knock do not keep those waiting who are inside."""
+
+Ready = dict[zmq.Socket[bytes], int]
+"""Sockets that have something to read."""
 
 _REPORTED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
@@ -57,7 +65,7 @@ class Exchange:
         self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
         self._watched: dict[Channel, zmq.Socket[bytes]] = {}
         self._ports: dict[Channel, int] = {}
-        self._first_bytes = tcp.resident_bytes()
+        self._first_bytes = self._last_bytes = self._attended_bytes = tcp.resident_bytes()
         self._looked_at = clock()
         self._look_at = self._attend_at = self._looked_at
 
@@ -104,22 +112,35 @@ class Exchange:
         num_bytes = wire_bytes((len(frame) for frame in frames[1:]), is_sealed=self._backlog.has_keys)
         self._backlog.give(channel, bytes(frames[0]), num_bytes)
 
+    def attend_while(self, wait: Callable[[float], Ready], seconds: float) -> Ready:
+        """Waits as `wait` does, and attends meanwhile: who fills the memory with half a message wakes nobody."""
+        now = self._clock()
+        until = now + seconds
+        while True:
+            ready = wait(max(0.0, min(until, self._attend_at) - now))
+            now = self._clock()
+            if ready or now >= until:
+                return ready
+            self.attend()
+
     def attend(self) -> None:
         """Takes what the monitors say, and looks at what waits when it is time."""
         now = self._clock()
         if now < self._attend_at:
             return
-        self._attend_at = now + ATTEND_SECONDS
+        resident_bytes = tcp.resident_bytes()
+        is_growing = resident_bytes - self._attended_bytes > GROWING_BYTES
+        self._attend_at, self._attended_bytes = now + (HASTY_SECONDS if is_growing else ATTEND_SECONDS), resident_bytes
         for channel in self._monitors:
             self._take_reports(channel, now)
-        if now < self._look_at:
+        if now < self._look_at and not self._is_much(resident_bytes - self._last_bytes):
             return
-        if now - self._looked_at < IDLE_LOOK_SECONDS and not self._has_something_to_see():
-            self._look_at = now + LOOK_SECONDS
+        has_something = self._is_much(resident_bytes - self._first_bytes) or self._backlog.is_crowded
+        if now - self._looked_at < IDLE_LOOK_SECONDS and not has_something:
             return
         begun = time.thread_time()
         self._look(now)
-        self._looked_at = now
+        self._looked_at, self._last_bytes = now, resident_bytes
         self._look_at = now + max(LOOK_SECONDS, LOOK_REST * (time.thread_time() - begun))
 
     def close(self) -> None:
@@ -139,9 +160,8 @@ class Exchange:
             elif event == zmq.EVENT_DISCONNECTED:
                 self._backlog.close(place)
 
-    def _has_something_to_see(self) -> bool:
-        grown = tcp.resident_bytes() - self._first_bytes
-        return grown > SEEN_SHARE * self._backlog.bytes_max or self._backlog.is_crowded
+    def _is_much(self, grown_bytes: int) -> bool:
+        return grown_bytes > SEEN_SHARE * self._backlog.bytes_max
 
     def _look(self, now: float) -> None:
         if not tcp.IS_LINUX:

@@ -10,10 +10,11 @@ client that will never be let in says why (`dialling.py`).
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
@@ -27,11 +28,9 @@ from isles.proto.transport import bounds
 from isles.proto.transport.address import Address
 from isles.proto.transport.curve import Doors, Monitor, Probe, check_pair, prove_closed, show_key
 from isles.proto.transport.dialling import Dialling
-from isles.proto.transport.exchange import Exchange
+from isles.proto.transport.exchange import Exchange, Ready
 from isles.proto.transport.interface import Arrival, Bytes
 
-FRAME_BYTES_MAX: Final = 17 << 20
-"""Longest frame that libzmq takes in: the largest permitted chunk and its header; above the longest header, too."""
 HEARTBEAT_MILLISECONDS: Final = round(1000 * HEARTBEAT_SECONDS)
 HEARTBEAT_TIMEOUT_MILLISECONDS: Final = round(1000 * HEARTBEAT_TIMEOUT_SECONDS)
 HANDSHAKE_MILLISECONDS: Final = 10_000
@@ -43,17 +42,11 @@ SEND_HIGH_WATER: Final = 4_096
 """Messages waiting for one connection; credit bounds the bulk far below it."""
 COPY_BELOW_BYTES: Final = 65_536
 """Sending without a copy pays from about here."""
-ARRIVALS_MAX: Final = 256
-"""Messages taken from one socket before the next one has its turn: control never waits behind bulk for long."""
-ARRIVAL_BYTES_MAX: Final = 32 << 20
-"""Bytes taken from one socket likewise: what has been read and not yet judged is bounded, too."""
 REOPEN_SECONDS: Final = 5.0
 """For libzmq to give the events port back when that socket is opened anew; it takes some milliseconds."""
 REOPEN_POLL_SECONDS: Final = 0.01
 KEY_CHECK_SECONDS: Final = 2.0
 """Between two looks at the key file of a client: a rotated key is used from then on."""
-
-assert FRAME_BYTES_MAX > HEADER_BYTES_MAX
 
 
 class _Sockets(ABC):
@@ -76,7 +69,7 @@ class _Sockets(ABC):
     def _open(self, channel: Channel, kind: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.linger = 0
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, bounds.FRAME_BYTES_MAX)
         socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MILLISECONDS)
@@ -98,33 +91,36 @@ class _Sockets(ABC):
 
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         """Everything that has arrived, waiting for the first at most `timeout_seconds` or until `wake`."""
-        ready = dict(self._poller.poll(max(0, round(self._wait(timeout_seconds) * 1000))))
+        ready = self._await(self._wait(timeout_seconds))
         if self._wakee in ready:
             for _ in self._receive(self._wakee):
                 pass
         arrivals: list[Arrival] = []
         for channel, socket in self._channels.items():
             if socket in ready:
-                num_max = bounds.SUBSCRIPTIONS_MAX if channel is Channel.EVENTS else ARRIVALS_MAX
+                num_max = bounds.SUBSCRIPTIONS_MAX if channel is Channel.EVENTS else bounds.ARRIVALS_MAX
                 read = (self._read(channel, frames) for frames in self._receive(socket, num_max))
                 arrivals += [arrival for arrival in read if arrival is not None]
         self._attend(ready)
         return arrivals
+
+    def _await(self, seconds: float) -> Ready:
+        return dict(self._poller.poll(max(0, math.ceil(1000 * seconds))))
 
     @abstractmethod
     def _wait(self, timeout_seconds: float) -> float:
         """How long a poll may wait at most: `timeout_seconds`, or less if something else is due."""
 
     @abstractmethod
-    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+    def _attend(self, ready: Ready) -> None:
         """Does what is due besides reading messages."""
 
     @staticmethod
-    def _receive(socket: zmq.Socket[bytes], num_max: int = ARRIVALS_MAX) -> Iterator[list[zmq.Frame]]:
+    def _receive(socket: zmq.Socket[bytes], num_max: int = bounds.ARRIVALS_MAX) -> Iterator[list[zmq.Frame]]:
         """What waits on one socket. It is asked first: the exception for an empty one costs as much as a message."""
         num_bytes = 0
         for _ in range(num_max):
-            if num_bytes >= ARRIVAL_BYTES_MAX or not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+            if num_bytes >= bounds.ARRIVAL_BYTES_MAX or not int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
                 return
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -234,7 +230,7 @@ class ZmqClient(_Sockets):
         wait = self._dialling.wait(time.monotonic())
         return timeout_seconds if wait is None else min(timeout_seconds, wait)
 
-    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+    def _attend(self, ready: Ready) -> None:
         now = time.monotonic()
         for channel, monitor in self._monitors.items():
             if monitor.socket in ready:
@@ -347,7 +343,7 @@ class ZmqBroker(_Sockets):
         if channel is Channel.BULK:
             socket.setsockopt(zmq.RCVHWM, bounds.BULK_RECEIVE_HIGH_WATER)
             socket.setsockopt(zmq.SNDHWM, self._bulk_send_high_water)
-        socket.setsockopt(zmq.MAXMSGSIZE, min(FRAME_BYTES_MAX, self._frame_bytes[channel]))
+        socket.setsockopt(zmq.MAXMSGSIZE, min(bounds.FRAME_BYTES_MAX, self._frame_bytes[channel]))
         if self._doors is not None:
             self._doors.guard(socket)
         self._exchange.watch(channel, socket)
@@ -423,7 +419,10 @@ class ZmqBroker(_Sockets):
     def _wait(self, timeout_seconds: float) -> float:
         return timeout_seconds if self._reopened_at is None else min(timeout_seconds, REOPEN_POLL_SECONDS)
 
-    def _attend(self, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+    def _await(self, seconds: float) -> Ready:
+        return self._exchange.attend_while(super()._await, seconds)
+
+    def _attend(self, ready: Ready) -> None:
         if self._doors is not None and self._doors.socket in ready:
             self._doors.answer()
         self._exchange.attend()

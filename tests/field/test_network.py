@@ -33,9 +33,10 @@ from isles.proto.messages import (
     unpack,
 )
 from isles.proto.transport.address import Address
+from isles.proto.transport.bounds import ARRIVALS_MAX
 from isles.proto.transport.interface import Arrival
 from isles.proto.transport.memory import MemoryBroker
-from isles.proto.transport.zmq_transport import ARRIVALS_MAX, SEND_HIGH_WATER, ZmqBroker, ZmqClient
+from isles.proto.transport.zmq_transport import SEND_HIGH_WATER, ZmqBroker, ZmqClient
 from isles.workers.parameters import ask
 from isles.workers.record import say_hello
 

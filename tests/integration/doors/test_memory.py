@@ -31,10 +31,10 @@ MIB = 1 << 20
 WAIT_SECONDS = 90.0
 WAITING_BYTES_MAX = 64 * MIB
 """The least that may be set."""
-GROWTH_BYTES_MAX = 6 * WAITING_BYTES_MAX
+GROWTH_BYTES_MAX = 3 * WAITING_BYTES_MAX
 """That the broker's memory may ever grow: the bound; what loopback, which is faster than any link, brings between two
-looks of a process that others keep waiting for a core; and what it keeps of memory that it has given back."""
-NUM_STRANGERS = 80
+looks; and what a process keeps of memory that it has given back."""
+NUM_STRANGERS = 60
 FRAME_BYTES = 8 * MIB
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 OPEN_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

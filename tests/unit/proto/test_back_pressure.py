@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from isles.proto.messages import Channel
-from isles.proto.transport import exchange, tcp, zmq_transport
+from isles.proto.transport import bounds, exchange, tcp
 from isles.proto.transport.bounds import BULK_RECEIVE_HIGH_WATER, BULK_SEND_BYTES_MAX, BULK_SEND_HIGH_WATER_MIN
 from isles.proto.transport.zmq_transport import ZmqBroker
 
@@ -56,7 +56,7 @@ def test_a_peer_that_floods_bulk_is_held_back_in_the_network(broker: ZmqBroker, 
 def test_one_turn_takes_in_a_bounded_number_of_bytes(
     broker: ZmqBroker, peer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_transport, "ARRIVAL_BYTES_MAX", 3 * CHUNK)
+    monkeypatch.setattr(bounds, "ARRIVAL_BYTES_MAX", 3 * CHUNK)
     num_sent = flood(peer, 12)
     counts: list[int] = []
     while sum(counts) < num_sent:
