@@ -33,8 +33,8 @@ a while."""
 IDLE_LOOK_SECONDS: Final = 5.0
 """Between two looks otherwise."""
 SEEN_SHARE: Final = 0.5
-"""Of the bound: while this process has grown by less there is nothing to see, and by so much more since the last look
-there is at once, as loopback may bring the whole bound between two."""
+"""Of the bound: while this process has grown by less there is nothing to see; and at once there is when it has, from its
+least size since the last look, as loopback may bring the whole bound between two."""
 REPORTS_MAX: Final = 4096
 """Reports of one monitor that are taken at a time: strangers who knock do not keep those waiting who are inside."""
 
@@ -65,7 +65,7 @@ class Exchange:
         self._monitors: dict[Channel, zmq.Socket[bytes]] = {}
         self._watched: dict[Channel, zmq.Socket[bytes]] = {}
         self._ports: dict[Channel, int] = {}
-        self._first_bytes = self._last_bytes = self._attended_bytes = tcp.resident_bytes()
+        self._first_bytes = self._least_bytes = self._attended_bytes = tcp.resident_bytes()
         self._looked_at = clock()
         self._look_at = self._attend_at = self._looked_at
 
@@ -133,14 +133,15 @@ class Exchange:
         self._attend_at, self._attended_bytes = now + (HASTY_SECONDS if is_growing else ATTEND_SECONDS), resident_bytes
         for channel in self._monitors:
             self._take_reports(channel, now)
-        if now < self._look_at and not self._is_much(resident_bytes - self._last_bytes):
+        self._least_bytes = min(self._least_bytes, resident_bytes)
+        if now < self._look_at and not self._is_much(resident_bytes - self._least_bytes):
             return
         has_something = self._is_much(resident_bytes - self._first_bytes) or self._backlog.is_crowded
         if now - self._looked_at < IDLE_LOOK_SECONDS and not has_something:
             return
         begun = time.thread_time()
         self._look(now)
-        self._looked_at, self._last_bytes = now, resident_bytes
+        self._looked_at, self._least_bytes = now, resident_bytes
         self._look_at = now + max(LOOK_SECONDS, LOOK_REST * (time.thread_time() - begun))
 
     def close(self) -> None:
