@@ -61,6 +61,9 @@ class Files(Protocol):
 class DiskFiles:
     """The operating system's."""
 
+    def __init__(self) -> None:
+        self._may_sync_ahead = threading.Semaphore()
+
     def make_folder(self, folder: Path) -> None:
         if not folder.is_dir():
             self.make_folder(folder.parent)
@@ -69,9 +72,6 @@ class DiskFiles:
 
     def create(self, path: Path) -> IO[bytes]:
         return path.open("wb", buffering=0)
-
-    def __init__(self) -> None:
-        self._may_sync_ahead = threading.Semaphore()
 
     def write(self, file: IO[bytes], payload: Bytes) -> None:
         view = memoryview(payload)

@@ -33,8 +33,8 @@ a while."""
 IDLE_LOOK_SECONDS: Final = 5.0
 """Between two looks otherwise."""
 SEEN_SHARE: Final = 0.5
-"""Of the bound: while this process has grown by less there is nothing to see; and at once there is when it has, from its
-least size since the last look, as loopback may bring the whole bound between two."""
+"""Of the bound: while this process has grown by less there is nothing to see; and at once there is when it has, from
+its least size since the last look, as loopback may bring the whole bound between two."""
 REPORTS_MAX: Final = 4096
 """Reports of one monitor that are taken at a time: strangers who knock do not keep those waiting who are inside."""
 
