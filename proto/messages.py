@@ -7,10 +7,11 @@ Evolution: tags never change and are never used again; a new field has a default
 tag needs a higher minor protocol version. Golden byte vectors in `tests/conformance` pin all of this.
 
     client -> broker, control     HELLO INIT PROGRESS OFFER UPLOAD ASK_VERSION ASK_HEADS LEASE LIST SETTLE COMMIT
-                                  CHECKPOINT ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE PARDON
+                                  CHECKPOINT ASK_HISTORY SHARDS REPORT ASK_STATUS LEAVE PARDON RELAY_BEAT
     broker -> client, control     WELCOME INITIALISED ALIVE GRANT ACCEPTED STORED EXPIRED MERGED REJECTED FENCED
                                   RETRY_AFTER VERSION HEADS LEASED LISTING SETTLED COMMITTED STALE HISTORY
-                                  SHARDS_LEASED DONE STATUS ERROR
+                                  SHARDS_LEASED DONE STATUS RELAY_ALIVE ERROR
+    relay -> client, control          RECEIPT, and all that a broker says
     both directions, bulk         CHUNK CREDIT; client -> broker also FETCH, broker -> client also ERROR
     broker -> everybody, events   HINT: a lost one costs latency, never correctness
 """
@@ -27,9 +28,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isles.proto.agreement import NotNegative, RunRecord, Scalar, Share
 from isles.proto.errors import MessageError
 from isles.proto.ids import ContributionId, Digest, FragmentId, Name, NameOrNone, Token, Version
+from isles.proto.keys import ALLOWED_MAX, BROKER_KEYS_MAX, KEY_LENGTH, KeyRole
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 1
+PROTOCOL_MINOR: Final = 2
 
 HEADER_BYTES_MAX: Final = 8 << 20
 """Longest header: a run record with the manifest of a model of 50,000 tensors fits."""
@@ -53,8 +55,10 @@ MAP_ENTRIES_MAX: Final = 4096
 SHARDS_MAX: Final = 4096
 LEARNERS_MAX: Final = 4096
 TENSORS_PER_FRAGMENT_MAX: Final = 65_536
+RELAYS_MAX: Final = 256
+"""Relays that one broker knows: one or two for each place."""
 
-Role = Literal["worker", "outer", "evaluator", "operator"]
+Role = Literal["worker", "outer", "evaluator", "operator", "relay"]
 RowState = Literal["pending", "merged", "rejected"]
 COUNT_MAX: Final = 2**53 - 1
 """Exact in a float, too; sums of counts stop here."""
@@ -131,6 +135,23 @@ class Contribution(Part):
     norms: Annotated[tuple[NotNegative, ...], Field(max_length=TENSORS_PER_FRAGMENT_MAX, fail_fast=True)]
     """L2 norm of the account U before quantisation, per tensor of the fragment, in manifest order."""
     cursor: Cursor = {}
+
+
+class Proof(Part):
+    """Shows the home broker who made a message that a relay hands over (`isles.proto.proofs`)."""
+
+    public: Annotated[str, Field(max_length=KEY_LENGTH)]
+    """Public key (z85) of its maker."""
+    tags: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=BROKER_KEYS_MAX)]
+    """One for each public key of the home broker that the maker knows: one of them is the present one."""
+
+
+class KeyInfo(Part):
+    """One entry of the home broker's allow-list."""
+
+    name: Name
+    role: KeyRole
+    public: Annotated[str, Field(min_length=KEY_LENGTH, max_length=KEY_LENGTH)]
 
 
 class Row(Part):
@@ -341,6 +362,35 @@ class StoreInfo(Part):
     """With less than that free, uploads wait."""
 
 
+class RelayFacts(Part):
+    """What a relay tells of itself."""
+
+    region: Name = "local"
+    num_clients: Count = 0
+    """Processes with an open session that it speaks for."""
+    num_waiting: Count = 0
+    """Contributions that it has and the home broker has not."""
+    waiting_bytes: Count = 0
+    waiting_bytes_max: Count = 0
+    cache_bytes: Count = 0
+    cache_bytes_max: Count = 0
+    round_trip_seconds: NotNegative = 0.0
+    """Of the last beat before this one; 0 = there was none."""
+    bytes_up: Count = 0
+    """Payload bytes sent to the home broker since this relay started."""
+    bytes_down: Count = 0
+    """Payload bytes fetched from the home broker since then."""
+
+
+class RelayInfo(Part):
+    """What the home broker knows of a relay."""
+
+    relay: Name
+    is_live: bool
+    last_seen_unix: NotNegative
+    facts: RelayFacts = RelayFacts()
+
+
 class Limits(Part):
     """What the broker asks of its clients."""
 
@@ -379,6 +429,8 @@ class Hello(Message):
     """The store that this process's state is of, as WELCOME named it; empty = it has none. Another one is refused."""
     rejoin: Annotated[str, Field(max_length=64)] = ""
     """What WELCOME told with an id that the broker gave: only with it is such an id taken again."""
+    proof: Proof | None = None
+    """Needed where a relay hands it over to a broker with keys."""
 
 
 class Welcome(Message):
@@ -460,6 +512,8 @@ class Offer(Message):
 
     tag = 10
     contribution: Contribution
+    proof: Proof | None = None
+    """Needed where a relay hands it over to a broker with keys."""
 
 
 class Grant(Message):
@@ -807,6 +861,8 @@ class Status(Message):
     store: StoreInfo | None = None
     num_required: Count = 0
     """Live learners without which the outer merges nothing; 0 = any number will do."""
+    relays: Annotated[tuple[RelayInfo, ...], Field(max_length=RELAYS_MAX, fail_fast=True)] = ()
+    """Heard since the broker started, in order of their names."""
     run_record: RunRecord | None = None
     """If it was asked for, and there is one."""
 
@@ -816,6 +872,38 @@ class Pardon(Message):
 
     tag = 56
     learner: Name
+
+
+# -------------------------------------------------------------------------------------------------------------- relays
+
+
+class Receipt(Message):
+    """Relay -> worker, in answer to OFFER: all bytes are durable here, so they need not be sent again.
+
+    It is not ACCEPTED: the contribution stays open until the home broker has it, and the final answer comes later.
+    """
+
+    tag = 70
+    id: ContributionId
+
+
+class RelayBeat(Message):
+    """Relay -> broker, every heartbeat: that it is there. Answered by RELAY_ALIVE."""
+
+    tag = 71
+    facts: RelayFacts = RelayFacts()
+    keys_sha256: Annotated[str, Field(max_length=64)] = ""
+    """Of the allow-list that the relay has; empty = none."""
+
+
+class RelayAlive(Message):
+    """Broker -> relay: RELAY_BEAT was heard; and whom to let in, if that has changed."""
+
+    tag = 72
+    keys_sha256: Annotated[str, Field(max_length=64)] = ""
+    """Of the allow-list; empty = the broker has no keys and lets everybody in."""
+    keys: Annotated[tuple[KeyInfo, ...], Field(max_length=ALLOWED_MAX, fail_fast=True)] | None = None
+    """The whole allow-list; None = it is the one that the relay has."""
 
 
 # ----------------------------------------------------------------------------------------------------- hints and errors
@@ -856,6 +944,7 @@ ErrorCode = Literal[
     "settings",  # a stated setting is not the run's
     "denied",  # the asker's key does not open this
     "quarantined",  # too many contributions of this learner were rejected in a row
+    "retired",  # the incarnation that made what a relay hands over was replaced
     "internal",  # the broker's own fault
 ]
 
@@ -881,6 +970,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         Lease, Leased, List, Listing, Settle, Settled, Commit, Committed, Stale, Checkpoint,
         Shards, ShardsLeased, Report, Done, AskStatus, Status, Pardon,
         Hint, Error,
+        Receipt, RelayBeat, RelayAlive,
     )
 }  # fmt: skip
 

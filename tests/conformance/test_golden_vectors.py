@@ -27,13 +27,19 @@ from isles.proto.messages import (
     Hello,
     Hint,
     Ingredient,
+    KeyInfo,
     Lease,
     Message,
     Offer,
     Pardon,
     Progress,
+    Proof,
+    Receipt,
     Recipe,
     Rejection,
+    RelayAlive,
+    RelayBeat,
+    RelayFacts,
     Row,
     Settle,
     VersionInfo,
@@ -49,6 +55,19 @@ MESSAGES_BY_NAME: dict[str, Message] = {
     "hello": Hello(request=1, role="worker", id="us-0", incarnation="0123456789abcdef", region="us"),
     "hello_given": Hello(
         request=1, role="worker", id="", incarnation="0123456789abcdef", store="ee" * 8, rejoin="dd" * 16
+    ),
+    "receipt": Receipt(request=3, id=ID),
+    "relay_beat": RelayBeat(
+        request=2,
+        session="aa" * 8,
+        facts=RelayFacts(region="us", num_clients=3, num_waiting=2, waiting_bytes=4096, round_trip_seconds=0.08),
+        keys_sha256="5e" * 32,
+    ),
+    "relay_alive": RelayAlive(
+        request=2, keys_sha256="5e" * 32, keys=(KeyInfo(name="us-1", role="worker", public="0" * 40),)
+    ),
+    "hello_with_proof": Hello(
+        role="worker", id="us-1", incarnation="aa" * 8, proof=Proof(public="0" * 40, tags=("5e" * 32,))
     ),
     "pardon": Pardon(request=8, session="aa" * 8, learner="us-0"),
     "progress": Progress(request=2, session="aa" * 8, steps=24, tokens=4096, step_seconds=0.25),
@@ -128,7 +147,7 @@ TAGS = {
     40: "Lease", 41: "Leased", 42: "List", 43: "Listing", 44: "Settle", 45: "Settled",
     46: "Commit", 47: "Committed", 48: "Stale", 49: "Checkpoint",
     50: "Shards", 51: "ShardsLeased", 52: "Report", 53: "Done", 54: "AskStatus", 55: "Status", 56: "Pardon",
-    60: "Hint", 61: "Error",
+    60: "Hint", 61: "Error", 70: "Receipt", 71: "RelayBeat", 72: "RelayAlive",
 }  # fmt: skip
 
 
