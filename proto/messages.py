@@ -612,6 +612,8 @@ class Fetch(Message):
     digest: Digest
     offset: Count = 0
     credit_chunks: Annotated[int, Field(ge=1, le=1024)] = 8
+    size_bytes: Count = 0
+    """Of the whole blob, for a relay, which asks for it once and has no books; 0 = not told."""
 
 
 # ----------------------------------------------------------------------------------------------------------- versions

@@ -59,6 +59,7 @@ class Download:
             digest=self.blob.digest,
             offset=len(self.received),
             credit_chunks=self.credit_chunks,
+            size_bytes=self.blob.size_bytes,
         )
 
     def take(self, chunk: Chunk, payload: bytes | memoryview) -> Credit | None:

@@ -91,6 +91,7 @@ MESSAGES_BY_NAME: dict[str, Message] = {
     "chunk": Chunk(session="aa" * 8, transfer=8, offset=1 << 20),
     "credit": Credit(transfer=8, offset=1 << 21),
     "fetch": Fetch(request=9, session="aa" * 8, transfer=9, digest="5e" * 32),
+    "fetch_sized": Fetch(request=9, session="aa" * 8, transfer=9, digest="5e" * 32, size_bytes=4096),
     "ask_version": AskVersion(request=4, session="aa" * 8, fragment=3, base_version=4),
     "version_reply": VersionReply(
         request=4,
