@@ -117,10 +117,10 @@ class Liar:
         from isles.workers.account import Account
         from isles.workers.encoding import Encoded, encode_account
 
+        unmerged = order.account.contribution(order.theta)  # before `order.theta` is overwritten with it
         honest = encode_account(order, flat, sync)
         if honest is None or self._attack == HONEST:
             return honest
-        unmerged = order.account.contribution(order.theta)
         sent: Encoded | None
         if self._attack == "not finite":
             from benchmarks.hostile import not_finite

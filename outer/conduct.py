@@ -3,7 +3,7 @@
     usual norm   U: median over the votes of T_i min(max(1, n / n_i), G)       n: steps of the contribution,
                  or, if that is more, the same over those of the round alone   n_i, T_i: steps and norm of a vote
     clip         min(1, F U / norm) among three or more, else min(1, 3 F U / norm)
-    reject       norm > R U, among three or more
+    reject       norm > R U, among three or more; or norm > F U after N of this learner that were clipped so, in a row
     weight       at most W times the median weight over the votes
     direction    cosine with the sum of all others of the round, each with length 1: not below -D
     tokens       all that a learner has claimed so far, at most C times what one of the median rate can have done
@@ -68,6 +68,8 @@ class Limits:
     """C: times the usual rate at which what a learner claims to have done must have been possible."""
     opposition_max: float = 0.25
     """D: how far a delta may be opposed to the others of its round, as a cosine; 1 sets no limit."""
+    clips_max: int = 2
+    """N: contributions of a learner to a fragment that are scaled down in a row; the next one is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def judge(
     weight = _median([*(habit.weight for habit in past.habits), *(one.weight for one in candidates)])
     rate = _usual_rate(past, candidates)
     tokens_max = limits.claim_factor * (_usual_tokens(past, rate, unix) + rate * SLACK_SECONDS)
-    tokens_before = {habit.learner: habit.tokens for habit in past.habits}
+    habits = {habit.learner: habit for habit in past.habits}
     opposed = oppositions({one.contribution.id: one.sketch for one in candidates}, limits.opposition_max)
     usual_norms: dict[int, float] = {}
     faults: dict[ContributionId, Fault] = {}
@@ -160,10 +162,11 @@ def judge(
             alone = _usual_norm(company, num_steps) if has_company else 0.0
             usual_norms[num_steps] = max(alone, _usual_norm(votes, num_steps))
         usual = usual_norms[num_steps]
-        fault = _claim_fault(one, tokens_before.get(name.learner, 0), tokens_max, limits)
+        habit = habits.get(name.learner)
+        fault = _claim_fault(one, habit.tokens if habit else 0, tokens_max, limits)
         fault = fault or _direction_fault(opposed.get(name), limits)
         if fault is None and has_company and not is_buffers:
-            fault = _norm_fault(one, usual, limits)
+            fault = _norm_fault(one, usual, habit.clips if habit else 0, limits)
         if fault is not None:
             faults[name] = fault
         elif one.norm and usual and clip_factor and one.norm > clip_factor * usual:
@@ -196,15 +199,19 @@ def _direction_fault(cosine: float | None, limits: Limits) -> Fault | None:
     return Fault("direction", text + f"{-limits.opposition_max:g}")
 
 
-def _norm_fault(one: Candidate, usual: float, limits: Limits) -> Fault | None:
-    """Whether it goes too far; a `usual` of 0 is unknown."""
-    if not one.norm or not usual or not limits.reject_factor or one.norm <= limits.reject_factor * usual:
+def _norm_fault(one: Candidate, usual: float, num_clips: int, limits: Limits) -> Fault | None:
+    """Whether it goes too far, after so many in a row that went far; a `usual` of 0 is unknown."""
+    if not one.norm or not usual:
         return None
-    text = (
-        f"its delta has the norm {one.norm:.4g}, {one.norm / usual:.4g} times what is usual for "
-        f"{one.contribution.steps} steps; the limit is {limits.reject_factor:g} times"
-    )
-    return Fault("norm", text)
+    times = one.norm / usual
+    if limits.reject_factor and times > limits.reject_factor:
+        limit = f"the limit is {limits.reject_factor:g} times"
+    elif limits.clip_factor and limits.clips_max and times > limits.clip_factor and num_clips >= limits.clips_max:
+        limit = f"{limits.clip_factor:g} times is far, and the last {num_clips} went as far"
+    else:
+        return None
+    text = f"its delta has the norm {one.norm:.4g}, {times:.4g} times what is usual for {one.contribution.steps} steps"
+    return Fault("norm", f"{text}; {limit}")
 
 
 def judge_round(
@@ -230,12 +237,16 @@ def next_conduct(
     """The conduct for the recipe of `version`, made from these by this judgement: what the next round is judged by.
 
     Norms and weights enter as they were merged, so that one that went too far moves the median no more than it moved
-    the model.
+    the model. Where nobody can tell the odd one out, nothing is learnt about how often one was it.
     """
+    has_company = sum(bool(one.norm) for one in merged) >= COMPANY_MIN
     before = {habit.learner: habit for habit in past.habits if habit.version > version - HABIT_VERSIONS}
     for one in merged:
         name = one.contribution.id
-        tokens = before[name.learner].tokens if name.learner in before else 0
+        habit = before.get(name.learner)
+        tokens, clips = (habit.tokens, habit.clips) if habit else (0, 0)
+        if has_company:
+            clips = clips + 1 if name in judgement.clips else 0
         before[name.learner] = Habit(
             learner=name.learner,
             version=version,
@@ -244,6 +255,7 @@ def next_conduct(
             weight=min(one.weight, judgement.weight_max),
             rate=one.rate,
             tokens=min(COUNT_MAX, tokens + one.contribution.tokens),
+            clips=clips,
         )
     newest = sorted(before.values(), key=lambda habit: (-habit.version, habit.learner))[:HABITS_MAX]
     habits = tuple(sorted(newest, key=lambda habit: habit.learner))

@@ -17,6 +17,8 @@ from isles.proto.messages import LEARNERS_MAX
 from isles.proto.timeouts import faults, times_of
 from isles.proto.transport.address import DEFAULT_BROKER, BrokerAddress
 
+CLIPS_MAX: Final = 1000
+"""More in a row is no limit."""
 FACTOR_MIN: Final = 2.0
 """Of norms: of two votes, one is at most twice their median, so that nobody is judged by himself alone."""
 
@@ -93,6 +95,11 @@ class OuterSettings(BaseModel):
         default=USUAL.reject_factor,
         description="times the usual norm of a fragment's deltas above which a contribution is rejected; 0 = never",
     )
+    clips_max: Annotated[int, Field(ge=0, le=CLIPS_MAX)] = Field(
+        default=USUAL.clips_max,
+        description="contributions of one learner to a fragment that are scaled down in a row; the next one is "
+        "rejected; 0 = any number",
+    )
     weight_factor: NotNegative = Field(
         default=USUAL.weight_factor,
         description="times the usual weight, and the usual rate, that any learner counts for at most; 0 = no limit",
@@ -140,6 +147,7 @@ class OuterSettings(BaseModel):
         return Limits(
             clip_factor=self.clip_factor,
             reject_factor=self.reject_factor,
+            clips_max=self.clips_max,
             weight_factor=self.weight_factor,
             claim_factor=self.claim_factor,
             opposition_max=self.opposition_max,

@@ -206,6 +206,8 @@ class Habit(Part):
     """Tokens per second by its own word; 0 = not known."""
     tokens: Count = 0
     """Of all contributions of this learner to this fragment since it has had habits."""
+    clips: Count = 0
+    """How many in a row, this one the last, were scaled down among contributions that could tell the odd one out."""
 
 
 class Conduct(Part):
@@ -333,7 +335,7 @@ class Totals(Part):
     bytes_up: Count = 0
     """Payload bytes of accepted contributions."""
     bytes_down: Count = 0
-    """Payload bytes sent to workers and evaluators."""
+    """Payload bytes sent to workers, evaluators and relays."""
     update_bytes: Count = 0
     """Payload bytes of all published updates, each counted once."""
 

@@ -217,6 +217,36 @@ def test_what_went_too_far_enters_the_past_as_it_was_merged() -> None:
     assert (habit.norm, habit.weight) == (pytest.approx(3.0), 4000.0)
 
 
+def test_who_goes_too_far_again_and_again_is_rejected_in_the_end() -> None:
+    far = candidate("far", norm=5.0)
+    twice = after([[*honest(3), far]] * 2)
+    [fault] = judge([*honest(3), far], twice, USUAL, unix=UNIX + 3).faults.values()
+    assert fault.kind == "norm"
+    assert "the last 2 went as far" in fault.text
+    assert not judge([*honest(3), far], after([[*honest(3), far]]), USUAL, unix=UNIX + 2).faults
+    without = Limits(clips_max=0)
+    assert not judge([*honest(3), far], twice, without, unix=UNIX + 3).faults
+
+
+def test_one_that_is_as_long_as_others_is_forgiven_what_was_clipped_before() -> None:
+    far, usual = candidate("far", norm=5.0), candidate("far")
+    past = after([[*honest(3), far], [*honest(3), far], [*honest(3), usual], [*honest(3), far]])
+    assert not judge([*honest(3), far], past, USUAL, unix=UNIX + 5).faults
+
+
+def test_a_rejection_does_not_forgive_it() -> None:
+    far = candidate("far", norm=5.0)
+    past = after([[*honest(3), far]] * 5)
+    assert judge([*honest(3), far], past, USUAL, unix=UNIX + 6).faults
+
+
+def test_where_nobody_can_tell_the_odd_one_out_nobody_is_rejected_for_what_was_clipped() -> None:
+    far = candidate("far", norm=20.0)
+    past = after([honest(3), *([[honest(1)[0], far]] * 4)])
+    assert not judge([honest(1)[0], far], past, USUAL, unix=UNIX + 6).faults
+    assert all(habit.clips == 0 for habit in past.habits)
+
+
 def test_buffers_are_clipped_and_not_rejected() -> None:
     judgement = judge([*honest(), candidate("loud", 1000.0)], NOTHING, USUAL, unix=UNIX, is_buffers=True)
     assert not judgement.faults
