@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
 
 from isles.brokers.store.blobs import BlobStore, DiskFullError, MissingBlobError
 from isles.brokers.vocabulary import (
@@ -27,6 +28,18 @@ from isles.brokers.vocabulary import (
     WriteChunk,
 )
 from isles.proto.errors import PayloadError, StoreError
+from isles.proto.messages import BlobRef
+
+
+class _OfBlob(Protocol):
+    """What every order is about."""
+
+    @property
+    def blob(self) -> BlobRef: ...
+
+
+_Order = TypeVar("_Order", bound=_OfBlob)
+_Done = TypeVar("_Done")
 
 STOP_SECONDS: Final = 10.0
 """Longest wait for disk work under way at the end; what is not finished was not promised either."""
@@ -106,16 +119,16 @@ class InlineDisk:
         """Nothing to end."""
 
 
-class DiskThreads:
+class OrderThreads(Generic[_Order, _Done]):
     """Some threads, each with a queue; `wake` is called when something has been completed."""
 
-    def __init__(self, blobs: BlobStore, num_threads: int, wake: Callable[[], None]) -> None:
-        """Starts nothing; `start` does."""
-        self._blobs = blobs
+    def __init__(self, perform: Callable[[_Order], _Done | None], num_threads: int, wake: Callable[[], None]) -> None:
+        """Starts nothing; `start` does. `perform` does an order, and raises StoreError if the disk failed."""
+        self._perform = perform
         self._wake = wake
         # What waits here is bounded by the credit of the transfers that it belongs to.
-        self._orders: list[queue.SimpleQueue[DiskOrder | None]] = [queue.SimpleQueue() for _ in range(num_threads)]
-        self._completed: queue.SimpleQueue[DiskEvent | StoreError] = queue.SimpleQueue()
+        self._orders: list[queue.SimpleQueue[_Order | None]] = [queue.SimpleQueue() for _ in range(num_threads)]
+        self._completed: queue.SimpleQueue[_Done | StoreError] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, args=(orders,), name=f"disk-{number}", daemon=True)
             for number, orders in enumerate(self._orders)
@@ -126,11 +139,13 @@ class DiskThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, order: DiskOrder) -> None:
+    def submit(self, order: _Order) -> None:
+        """Takes an order; returns at once."""
         self._orders[int(order.blob.digest[:8], 16) % len(self._orders)].put(order)
 
-    def completed(self) -> list[DiskEvent]:
-        events: list[DiskEvent] = []
+    def completed(self) -> list[_Done]:
+        """What has come of orders since the last call. Raises StoreError if the disk failed."""
+        events: list[_Done] = []
         while True:
             try:
                 found = self._completed.get_nowait()
@@ -140,10 +155,10 @@ class DiskThreads:
                 raise found
             events.append(found)
 
-    def _work(self, orders: queue.SimpleQueue[DiskOrder | None]) -> None:
+    def _work(self, orders: queue.SimpleQueue[_Order | None]) -> None:
         while (order := orders.get()) is not None:
             try:
-                event: DiskEvent | StoreError | None = perform(self._blobs, order)
+                event: _Done | StoreError | None = self._perform(order)
             except StoreError as error:
                 event = error
             except (OSError, AssertionError) as error:
@@ -153,8 +168,16 @@ class DiskThreads:
                 self._wake()
 
     def close(self) -> None:
+        """Ends what is under way; idempotent."""
         for orders in self._orders:
             orders.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(STOP_SECONDS)
+
+
+class DiskThreads(OrderThreads[DiskOrder, DiskEvent]):
+    """Those of a home broker."""
+
+    def __init__(self, blobs: BlobStore, num_threads: int, wake: Callable[[], None]) -> None:
+        super().__init__(partial(perform, blobs), num_threads, wake)

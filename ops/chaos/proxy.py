@@ -14,8 +14,9 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from isles.ops.chaos.campaign import CLEAR, LinkShape
 from isles.proto.errors import UsageError
@@ -34,14 +35,20 @@ ORDER_SECONDS: Final = 10.0
 ABORT: Final = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST."""
 
+Direction = Literal["up", "down"]
+"""To the broker, and from it."""
+
 _T = TypeVar("_T")
 
 
 class _Pipe:
     """One direction of one connection."""
 
-    def __init__(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
         self._link = link
+        self._direction = direction
         self._reader = reader
         self._writer = writer
         self._pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES_MAX)
@@ -77,6 +84,7 @@ class _Pipe:
                 await self._link.may_pass.wait()
                 part = piece[start : start + PACED_BYTES] if self._link.shape.bytes_per_second else piece[start:]
                 self._writer.write(part)
+                self._link.num_bytes[self._direction] += len(part)
                 await self._writer.drain()
                 if not self._link.shape.bytes_per_second:
                     break
@@ -92,6 +100,8 @@ class Link:
         self._listeners: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self.shape = CLEAR
+        self.num_bytes: Counter[Direction] = Counter()
+        """That have passed since the start, those of the transport's own included."""
         self.may_pass = asyncio.Event()
         self.may_pass.set()
 
@@ -158,7 +168,7 @@ class Link:
         opening = asyncio.open_connection(self._upstream.host.strip("[]"), port)
         far_reader, far_writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
         self._connections[task] = (writer, far_writer)
-        pipes = [_Pipe(self, reader, far_writer), _Pipe(self, far_reader, writer)]
+        pipes = [_Pipe(self, reader, far_writer, "up"), _Pipe(self, far_reader, writer, "down")]
         tasks = [asyncio.create_task(pipe.run()) for pipe in pipes]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -212,6 +222,11 @@ class Network:
         """Resets the connections of a worker's link; how many there were. Raises UsageError likewise."""
         num_connections: int = self._run(self._apply(worker, Link.reset))
         return num_connections
+
+    def num_bytes(self, worker: str, direction: Direction) -> int:
+        """How many bytes a worker's link has passed on. Raises UsageError likewise."""
+        num_bytes: int = self._run(self._apply(worker, lambda link: link.num_bytes[direction]))
+        return num_bytes
 
     def close(self) -> None:
         """Ends all links; idempotent."""

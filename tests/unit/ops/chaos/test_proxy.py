@@ -107,6 +107,14 @@ def test_every_worker_has_three_ports_of_its_own_and_they_lead_to_the_broker(net
             assert receive(connection, 5) == b"hello"
 
 
+def test_what_has_passed_is_counted_in_each_direction_for_each_link(network: Network) -> None:
+    with dial(network) as connection:
+        connection.sendall(b"x" * 100_000)
+        assert len(receive(connection, 100_000)) == 100_000
+    assert [network.num_bytes("us-0", way) for way in ("up", "down")] == [100_000, 100_000]  # type: ignore[arg-type]
+    assert network.num_bytes("eu-0", "up") == 0
+
+
 def test_a_large_payload_passes_unchanged(network: Network) -> None:
     payload = bytes(range(256)) * 8192
     with dial(network) as connection:
