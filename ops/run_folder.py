@@ -11,6 +11,7 @@ keys/               one for each process
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -50,6 +51,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._made: list[Path] = []
+        """What was not there before, a folder ahead of what lies in it."""
 
     @property
     def config(self) -> Path:
@@ -90,9 +93,11 @@ class RunFolder:
     def __enter__(self) -> Self:
         try:
             self._refuse_foreign()
+            needed = (*reversed(self.path.parents), self.path, self.logs, self.workers, self._lock_file)
+            self._made = [path for path in needed if not path.exists()]
             for folder in (self.path, self.logs, self.workers):
                 folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("a", encoding="utf-8")
+            lock = self._lock_file.open("a", encoding="utf-8")
         except OSError as error:
             raise UsageError(
                 f"the run folder {self.path} cannot be written: {error.strerror or error}; name another with --run-dir"
@@ -115,8 +120,21 @@ class RunFolder:
 
     def __exit__(self, *_exception: object) -> None:
         if self._lock is not None:
+            self._remove_unused()
             self._lock.close()
             self._lock = None
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / "lock"
+
+    def _remove_unused(self) -> None:
+        """Leaves nothing of a run that was not even begun, such as one whose settings were refused."""
+        if self.config.exists() or (self.path / "state.json").exists():
+            return
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):  # what is not empty is somebody's
+                path.unlink() if path == self._lock_file else path.rmdir()
 
     def _refuse_foreign(self) -> None:
         """Nothing of anybody's is to be overwritten because a folder was named by mistake."""
@@ -141,7 +159,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether another process is running this run."""
         try:
-            with (self.path / "lock").open("r", encoding="utf-8") as lock:
+            with self._lock_file.open("r", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

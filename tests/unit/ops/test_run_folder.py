@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -39,6 +40,29 @@ def test_a_folder_is_free_again_after_its_process(tmp_path: Path) -> None:
     assert not folder.is_locked()
     with folder:
         assert folder.logs.is_dir()
+
+
+@pytest.mark.parametrize("error", [UsageError("mend it"), KeyboardInterrupt(), None])
+def test_a_run_that_is_not_begun_leaves_nothing(tmp_path: Path, error: BaseException | None) -> None:
+    with contextlib.suppress(UsageError, KeyboardInterrupt), RunFolder(tmp_path / "runs" / "mine"):
+        if error is not None:
+            raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_not_begun_leaves_what_others_put_there(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with RunFolder(tmp_path) as folder:
+        (folder.workers / "precious").write_text("")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["logs", "precious", "workers"]
+
+
+@pytest.mark.parametrize("kept", ["config.toml", "state.json"])
+def test_a_run_that_was_begun_stays_whatever_ends_it(tmp_path: Path, kept: str) -> None:
+    with contextlib.suppress(UsageError), RunFolder(tmp_path / "run") as folder:
+        (folder.path / kept).write_text("")
+        raise UsageError("mend it")
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted(["lock", "logs", "workers", kept])
 
 
 def test_a_folder_that_never_was_used_is_not_locked(tmp_path: Path) -> None:
