@@ -86,12 +86,35 @@ class Account(Generic[V]):
         `decoded` is the decoded payload of this learner's contribution if this version, and none before it, contains
         it. `theta` reads the live parameters and is called only by rules that need them.
         """
-        is_rebase = self.rule == "rebase" or (self.rule == "hybrid" and decoded is None)
-        change = self._rebase(theta_w, decoded) if is_rebase else self._pull(theta_w, decoded, theta())
+        if self.is_rebased(is_own=decoded is not None):
+            return self.apply_prepared(theta_w, self.increment(theta_w, decoded))
+        change = self._pull(theta_w, decoded, theta())
         self.anchor = theta_w
         if self.books == "published":
             self.residual = None
         return change
+
+    def is_rebased(self, *, is_own: bool) -> bool:
+        """Whether what applying a version adds does not depend on the live parameters; `is_own`: it contains own work.
+
+        It can then be prepared ahead: `increment`, `apply_prepared`.
+        """
+        return self.rule == "rebase" or (self.rule == "hybrid" and not is_own)
+
+    def increment(self, theta_w: V, decoded: V | None) -> V:
+        """What rebase adds: new theta = Theta_w - (U - dec(payload)), so the parameters hold the whole account."""
+        increment = theta_w - self.anchor
+        if decoded is not None:
+            increment = increment + decoded
+        if self.residual is not None:
+            increment = increment - self.residual
+        return increment
+
+    def apply_prepared(self, theta_w: V, increment: V) -> Add[V]:
+        """Applies a newer version that is rebased, given its `increment`, computed with this anchor and residual."""
+        self.anchor = theta_w
+        self.residual = None
+        return Add(increment)
 
     def reset(self, newest: V | None = None) -> Replace[V]:
         """Discards all unmerged work: the live parameters become the newest version (None: the one held already)."""
@@ -99,16 +122,6 @@ class Account(Generic[V]):
             self.anchor = newest
         self.residual = None
         return Replace(self.anchor)
-
-    def _rebase(self, theta_w: V, decoded: V | None) -> Change[V]:
-        """New theta = Theta_w - (U - dec(payload)), so that the parameters hold the whole account, residual 0."""
-        increment = theta_w - self.anchor
-        if decoded is not None:
-            increment = increment + decoded
-        if self.residual is not None:
-            increment = increment - self.residual
-            self.residual = None
-        return Add(increment)
 
     def _pull(self, theta_w: V, decoded: V | None, theta: V) -> Change[V]:
         """New theta = Theta_w, or alpha * theta + (1 - alpha) * Theta_w; new residual = U - (Theta_w - new theta)."""

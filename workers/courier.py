@@ -16,8 +16,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import Final, TypeVar
+
+import torch
 
 from isles.proto.agreement import SyncSettings
 from isles.proto.client import Answered, Hinted, Refused, Welcomed
@@ -49,8 +53,10 @@ from isles.proto.messages import (
     ShardsLeased,
     Welcome,
 )
+from isles.workers.account import Account
 from isles.workers.encoding import Encode, encode_account
 from isles.workers.flat import FlatModel
+from isles.workers.increment import prepare
 from isles.workers.mailbox import Arrival, Mailbox
 from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, VersionArrived
 from isles.workers.session import NOT_FINITE
@@ -120,10 +126,12 @@ class Courier:
         progress: Callable[[], Progress],
         clock: Clock,
         log: Logger,
+        accounts: Mapping[int, Account[torch.Tensor]] = MappingProxyType({}),
         worker: Executor | None = None,
     ) -> None:
         """`held`, `payloads` and `shards` are what is there at the beginning: from a checkpoint, and from WELCOME.
 
+        `accounts`, which the training thread changes, say what a version will add to the live parameters.
         `worker` does all heavy work; without it there is one thread for it.
         """
         self.mailbox = Mailbox()
@@ -134,6 +142,7 @@ class Courier:
         self._connection = connection
         self._sync = sync
         self._flat = flat
+        self._accounts = accounts
         self._learner = learner
         self._address = address
         self._progress = progress
@@ -163,10 +172,11 @@ class Courier:
         """Starts the thread, to which the connection belongs from now on."""
         self._thread.start()
 
-    def submit(self, order: Order) -> None:
-        """Hands over an order; never waits."""
+    def submit(self, order: Order, *, is_urgent: bool = True) -> None:
+        """Hands over an order; never waits. One that is not urgent is done with the next, or the next heartbeat."""
         self._orders.put(order)
-        self._connection.wake()
+        if is_urgent:
+            self._connection.wake()
 
     def stop(self, *, goodbye_seconds: float = 0.0) -> None:
         """Ends the thread; before that tries for at most `goodbye_seconds` to tell the broker that we leave."""
@@ -178,6 +188,10 @@ class Courier:
         self._is_stopping = True
         self._connection.wake()
         self._thread.join(STOP_SECONDS)
+
+    def decode_own(self, named: ContributionId) -> torch.Tensor:
+        """What is merged of an open contribution: its payload decoded, [num_values] float32. It takes time."""
+        return decode(self.payloads[named], num_values=self._flat.num_values[named.fragment])
 
     # ------------------------------------------------------------------------------------------------------ the thread
 
@@ -202,8 +216,7 @@ class Courier:
     def _work(self, call: Callable[[], _Result]) -> _Result:
         """Has something heavy done beside this thread, which beats and hears meanwhile, and returns what came of it.
 
-        News wait until then, so everything is still handled in order. They stay few: no more bytes come than were
-        ordered.
+        News wait until then, so all is still handled in order. They stay few: no more bytes come than were ordered.
         """
         done = self._worker.submit(call)
         done.add_done_callback(lambda _: self._connection.wake())
@@ -286,16 +299,16 @@ class Courier:
                 raise refusal_error(code)(f"the broker at {self._address} refused this worker ({code}): {text}")
 
     def _deliver(self, built: Built) -> None:
-        """Hands a version over, with the decoded payload if the row says that the own contribution is in it."""
-        row, decoded = built.row, None
+        """Hands a version over, with the own contribution, decoded, if the row says that it is in it."""
+        self._do_orders()  # what was closed while this version was built is not to be decoded again
+        fragment, values, row, own = built.fragment, built.held.values, built.row, None
         if row is not None and row.state != "pending":
-            self._settled[built.fragment] = row.id
-            payload = self.payloads.get(row.id)
-            if row.state == "merged" and payload is not None:
-                num_values = self._flat.num_values[built.fragment]
-                decoded = self._work(lambda: decode(payload, num_values=num_values))
-        event = VersionArrived(built.fragment, built.held.version, row, built.tokens_total)
-        self.mailbox.arrive(Arrival(event, built.held.values, decoded))
+            self._settled[fragment] = row.id
+            own = partial(self.decode_own, row.id) if row.state == "merged" and row.id in self.payloads else None
+        account = self._accounts.get(fragment)
+        prepared = self._work(lambda: prepare(self._flat, fragment, account, values, own))
+        event = VersionArrived(fragment, built.held.version, row, built.tokens_total)
+        self.mailbox.arrive(Arrival(event, values, *prepared))
 
     def _take_hint(self, hint: Hint) -> None:
         has_gap = self._last_seq is not None and hint.seq > self._last_seq + 1
@@ -379,13 +392,9 @@ class Courier:
         for head in heads:
             if head.fragment < len(self._flat.num_values) and head.version > self._versions.version(head.fragment):
                 self._versions.want(head.fragment)
-        for row in rows:
+        for row in (row for row in rows if row.state != "pending"):
             fragment = row.id.fragment
-            if (
-                row.state != "pending"
-                and fragment < len(self._flat.num_values)
-                and self._settled.get(fragment) != row.id
-            ):
+            if fragment < len(self._flat.num_values) and self._settled.get(fragment) != row.id:
                 self._versions.want(fragment)
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -423,8 +432,7 @@ class Courier:
                 self._connection.ask(offer, self.payloads[named])
 
     def _tell_dropped(self) -> None:
-        """Not while the broker is away, when nothing else is to be expected."""
-        if self._lost_at is None and (dropped := self._connection.take_dropped()):
+        if self._lost_at is None and (dropped := self._connection.take_dropped()):  # not while it is away
             self._log.info("messages.dropped", **dropped)
 
     def _watch_broker(self, now: float) -> None:

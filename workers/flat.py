@@ -107,6 +107,15 @@ class Piece(NamedTuple):
     """Their place in its vector."""
 
 
+class Parted(NamedTuple):
+    """A fragment's vector, and its views by tensor."""
+
+    values: torch.Tensor
+    """[num_values] float32 on the host."""
+    parts: tuple[torch.Tensor, ...]
+    """In manifest order, each in the shape of its tensor."""
+
+
 class FlatModel:
     """The fragments of a model as flat float32 vectors on the host, in the manifest's order.
 
@@ -164,6 +173,20 @@ class FlatModel:
             cell.read(whole[cell.place.start - start : cell.place.stop - start])
         return out if whole is out else out.copy_(whole)
 
+    def parted(self, fragment: int, vector: torch.Tensor) -> Parted:
+        """The beginning of `vector`, float32 on the host, as a vector of this fragment. For any thread."""
+        values, cells = vector[: self.num_values[fragment]], self._cells[fragment]
+        split = torch.split(values, [cell.place.stop - cell.place.start for cell in cells])
+        return Parted(values, tuple(part.view(cell.place.shape) for part, cell in zip(split, cells, strict=True)))
+
+    @torch.no_grad()
+    def gather_parted(self, fragment: int, out: Parted) -> None:
+        """As `gather`, in `out`, by one call of torch where that can be: each lets another thread come in between."""
+        if (lives := self._exact_on_host(fragment)) is not None:
+            torch._foreach_copy_(out.parts, lives)
+        else:
+            self.gather(fragment, out.values)
+
     def scatter(self, fragment: int, values: torch.Tensor) -> None:
         """The exact values of a fragment become `values` [num_values] float32."""
         self.scatter_piece(self._whole(fragment), values)
@@ -183,6 +206,15 @@ class FlatModel:
         """Adds `increment`, float32, to the exact values of a piece."""
         for cell, part in self._parts(piece, increment):
             cell.add(part)
+
+    @torch.no_grad()
+    def add_parted(self, fragment: int, increment: Parted) -> None:
+        """As `add`, in one pass that needs no memory, where that can be, and by one call of torch."""
+        if (lives := self._exact_on_host(fragment)) is not None:
+            torch._foreach_add_(lives, increment.parts)
+            return
+        for piece in self.pieces(fragment):
+            self.add_piece(piece, increment.values[piece.values])
 
     @torch.no_grad()
     def is_finite(self, fragment: int) -> bool:
@@ -220,6 +252,13 @@ class FlatModel:
                 live, lag = cell.live, lags.get(cell.place.name)
                 live.copy_(lives[cell.place.name])
                 cell.lag = None if lag is None else lag.to(live.device, copy=True)
+
+    def _exact_on_host(self, fragment: int) -> list[torch.Tensor] | None:
+        """The live tensors of a fragment; None unless all are on the host and are their own exact values."""
+        cells = self._cells[fragment]
+        lives = [cell.live for cell in cells]
+        is_so = all(live.is_cpu and cell.dtype in EXACT_DTYPES for live, cell in zip(lives, cells, strict=True))
+        return lives if is_so else None
 
     def _whole(self, fragment: int) -> Piece:
         return Piece(fragment, slice(0, len(self._cells[fragment])), slice(0, self.num_values[fragment]))

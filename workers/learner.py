@@ -375,6 +375,7 @@ class Learner:
             progress=self._report,
             clock=self._clock,
             log=self._log,
+            accounts=performer.accounts,
         )
         performer.perform(orders)
         return _Started(record, joined.welcome.store, session, performer, performer.courier)

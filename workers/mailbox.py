@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from isles.workers.increment import Increment
 from isles.workers.orders import Cued, Event, PaceTold, VersionArrived
 
 
@@ -23,7 +24,10 @@ class Arrival:
     values: torch.Tensor
     """[num_values] float32 on the host, never changed."""
     decoded: torch.Tensor | None
-    """The decoded payload of the own contribution that the row says is merged, if its payload is here."""
+    """The decoded payload of the own contribution that the row says is merged, if its payload is here; none if the
+    increment contains it."""
+    increment: Increment | None = None
+    """What is to be added to the live parameters, if that is known."""
 
 
 class Mailbox:
@@ -77,6 +81,11 @@ class Mailbox:
     def failure(self) -> Exception | None:
         """What ends this process, if anything does."""
         return self._failure
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take; asked without a lock, so what comes meanwhile is seen the next time."""
+        return not self._has_news() and self._pace is None
 
     def take(self) -> tuple[Sequence[Event], Sequence[Arrival]]:
         """Everything that has come; does not wait."""

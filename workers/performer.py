@@ -19,7 +19,7 @@ from isles.workers.checkpoint import Checkpoint
 from isles.workers.courier import Courier, Forget, Want
 from isles.workers.description import BufferSlot
 from isles.workers.encoding import Encode
-from isles.workers.flat import FlatModel
+from isles.workers.flat import FlatModel, Parted
 from isles.workers.mailbox import Arrival
 from isles.workers.orders import (
     ApplyVersion,
@@ -70,10 +70,11 @@ class Performer:
         self._should_stop = should_stop
         self._clock = clock
         self._log = log
-        self._accounts: dict[int, Account[torch.Tensor]] = {}
+        self.accounts: dict[int, Account[torch.Tensor]] = {}
+        """By fragment; other threads only look."""
         self._arrivals: dict[int, Arrival] = {}
-        self._free_buffers: list[torch.Tensor] = []
-        self._lent_buffers: dict[ContributionId, torch.Tensor] = {}
+        self._free_buffers: list[_Buffer] = []
+        self._lent_buffers: dict[ContributionId, _Buffer] = {}
         self._awaited: set[int] = set()
         self._is_looking = False
         self._courier: Courier | None = None
@@ -93,7 +94,7 @@ class Performer:
         """Fragment -> the version held, for those that a checkpoint restored."""
         return {
             fragment: Held(self._session.versions[fragment], account.anchor)
-            for fragment, account in self._accounts.items()
+            for fragment, account in self.accounts.items()
         }
 
     # ---------------------------------------------------------------------------------------------------------- facts
@@ -103,6 +104,8 @@ class Performer:
         mailbox = self.courier.mailbox
         if mailbox.failure is not None:
             raise mailbox.failure
+        if mailbox.is_empty:
+            return
         facts, arrivals = mailbox.take()
         for arrival in arrivals:
             self._arrivals[arrival.event.fragment] = arrival
@@ -117,6 +120,8 @@ class Performer:
 
     def wait_if_told(self) -> None:
         """A deterministic run applies each version at its own step, and waits for it there, unless it is to stop."""
+        if not self._awaited:
+            return
         deadline = self._clock.now() + AWAIT_SECONDS
         while self._awaited and not self._should_stop():
             self._wait(deadline, f"the version with this learner's contribution to fragment {min(self._awaited)}")
@@ -140,6 +145,8 @@ class Performer:
 
     def perform(self, instructions: Sequence[Instruction]) -> None:
         """Does what the session orders. Raises FencedError or RefusedError if that is to stop."""
+        if not instructions:
+            return
         for one in instructions:
             match one:
                 case TakeAccount():
@@ -151,7 +158,7 @@ class Performer:
                 case AskVersion(fragment=fragment):
                     self.courier.submit(Want(fragment))
                 case ForgetPayload(id=closed):
-                    self.courier.submit(Forget(closed))
+                    self.courier.submit(Forget(closed), is_urgent=False)
                 case Await(fragment=fragment):
                     self._awaited.add(fragment)
                 case Log(level=level, event=event, fields=fields):
@@ -163,22 +170,25 @@ class Performer:
 
     def _take_account(self, order: TakeAccount) -> None:
         """The one copy: live parameters to the host. The courier computes U from it and from the anchor."""
-        buffer = self._free_buffers.pop() if self._free_buffers else self._make_buffer()
+        buffer = self._free_buffers.pop() if self._free_buffers else _Buffer(self._flat)
         self._lent_buffers[order.id] = buffer
-        theta = self._flat.gather(order.fragment, buffer[: self._flat.num_values[order.fragment]])
-        self.courier.submit(Encode(order, replace(self._accounts[order.fragment]), theta))
-
-    def _make_buffer(self) -> torch.Tensor:
-        is_pinned = self._flat.device.type == "cuda"
-        return torch.empty(max(self._flat.num_values), dtype=torch.float32, pin_memory=is_pinned)
+        theta = buffer.parted(order.fragment)
+        self._flat.gather_parted(order.fragment, theta)
+        self.courier.submit(Encode(order, replace(self.accounts[order.fragment]), theta.values))
 
     def _apply(self, order: ApplyVersion) -> None:
+        """Adds what was prepared, if nothing has changed since; else goes by the account's rule."""
         arrival = self._arrivals.pop(order.fragment)
         assert arrival.event.version == order.version
+        account, increment, is_own = self.accounts[order.fragment], arrival.increment, order.subtract is not None
+        if increment is not None and increment.is_of(account, is_own=is_own):
+            self._flat.add_parted(order.fragment, increment.added)
+            account.apply_prepared(arrival.values, increment.added.values)
+            return
         decoded = None
         if order.subtract is not None:
-            assert arrival.decoded is not None, "the courier has the payload of every open contribution"
-            decoded = arrival.decoded
+            decoded = arrival.decoded if increment is None else self.courier.decode_own(order.subtract)
+            assert decoded is not None, "the courier has the payload of every open contribution"
         self._apply_in_pieces(order.fragment, arrival.values, decoded)
 
     def _apply_in_pieces(self, fragment: int, values: torch.Tensor, decoded: torch.Tensor | None) -> None:
@@ -186,7 +196,7 @@ class Performer:
 
         A residual is written where `decoded` was, which nobody else has.
         """
-        account, residual = self._accounts[fragment], None
+        account, residual = self.accounts[fragment], None
         for piece in self._flat.pieces(fragment):
             span, rest = piece.values, account.residual
             part = replace(account, anchor=account.anchor[span], residual=None if rest is None else rest[span])
@@ -211,10 +221,10 @@ class Performer:
             arrival = self._arrivals[order.fragment]
             assert arrival.event.version == order.version
             newest = arrival.values
-        account = self._accounts.get(order.fragment)
+        account = self.accounts.get(order.fragment)
         if account is None:
             assert newest is not None, "a fragment that holds nothing is reset to a version"
-            account = self._accounts[order.fragment] = self._open_account(order.fragment, newest)
+            account = self.accounts[order.fragment] = self._open_account(order.fragment, newest)
         self._flat.scatter(order.fragment, account.reset(newest).values)
         if order.is_not_finite:
             for parameter in self._flat.parameters(order.fragment):
@@ -234,7 +244,7 @@ class Performer:
             return
         self._is_looking = True
         reason = f"{NOT_FINITE}: NaN or infinity in the parameters"
-        for fragment in self._accounts:
+        for fragment in self.accounts:
             if not self._flat.is_finite(fragment):
                 self.tell(FragmentSpoiled(fragment, reason))
         self.tell(Boundary())
@@ -259,10 +269,10 @@ class Performer:
             return None
         books = self._session.checkpoint_books()
         opened = [one.open.id for one in books if one.open is not None and one.open.has_payload]
-        accounts = self._accounts.items()
+        accounts = self.accounts.items()
         lives: dict[str, torch.Tensor] = {}
         lags: dict[str, torch.Tensor] = {}
-        for fragment in self._accounts:
+        for fragment in self.accounts:
             for kept, found in zip((lives, lags), self._flat.rounded(fragment), strict=True):
                 kept.update(found)
         return Checkpoint(
@@ -274,7 +284,7 @@ class Performer:
             tokens=tokens,
             cursor=dict(self._session.cursor),
             books=books,
-            thetas={fragment: self._flat.gather(fragment) for fragment in self._accounts},
+            thetas={fragment: self._flat.gather(fragment) for fragment in self.accounts},
             anchors={fragment: account.anchor for fragment, account in accounts},
             residuals={fragment: one.residual for fragment, one in accounts if one.residual is not None},
             payloads={named: self.courier.payloads[named] for named in opened},
@@ -302,8 +312,24 @@ class Performer:
                 self._buffers[buffer].put(values)
         for fragment in self._session.versions:
             anchor, residual = checkpoint.anchors[fragment], checkpoint.residuals.get(fragment)
-            self._accounts[fragment] = self._open_account(fragment, anchor, residual)
+            self.accounts[fragment] = self._open_account(fragment, anchor, residual)
             self._flat.restore(fragment, checkpoint.thetas[fragment], checkpoint.lives, checkpoint.lags)
+
+
+class _Buffer:
+    """Memory on the host for a copy of any fragment of the live parameters."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        is_pinned = flat.device.type == "cuda"
+        self._flat = flat
+        self._values = torch.empty(max(flat.num_values), dtype=torch.float32, pin_memory=is_pinned)
+        self._parted: dict[int, Parted] = {}
+
+    def parted(self, fragment: int) -> Parted:
+        """Its beginning, as a vector of that fragment."""
+        if fragment not in self._parted:
+            self._parted[fragment] = self._flat.parted(fragment, self._values)
+        return self._parted[fragment]
 
 
 def _copied(tree: Any) -> Any:

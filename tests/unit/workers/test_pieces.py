@@ -69,7 +69,7 @@ def test_pieces_leave_no_trace_in_what_is_applied(
     account: Account[torch.Tensor] = Account(first + 0.01 * torch.randn(count), rule=rule, alpha=0.5, books=books)
     whole = copy.deepcopy(account)
     performer = make_performer(flat, model)
-    performer._accounts[0] = account
+    performer.accounts[0] = account
     monkeypatch.setattr("isles.workers.flat.PIECE_VALUES", 1)
     for number, values in enumerate(versions):
         own = decoded if is_own and number == 1 else None

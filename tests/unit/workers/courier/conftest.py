@@ -95,6 +95,7 @@ class Desk:
         tensors = describe(model)
         self.flat = FlatModel(tensors, Manifest.build(tensors.specs, tensors.aliases, 2))
         zeros = {fragment: Held(3, torch.zeros(count)) for fragment, count in enumerate(self.flat.num_values)}
+        self.accounts: dict[int, Account[torch.Tensor]] = {}
         self.courier = Courier(
             self.connection,
             sync,
@@ -107,6 +108,7 @@ class Desk:
             progress=lambda: Progress(steps=7),
             clock=self.clock,
             log=self.log,
+            accounts=self.accounts,
             worker=Here(),
         )
 

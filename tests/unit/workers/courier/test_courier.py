@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ from isles.proto.messages import (
     Welcome,
 )
 from isles.proto.transport.memory import MemoryBroker
+from isles.workers.account import Account
 from isles.workers.courier import Forget, RequestShards, SayGoodbye, Want
 from isles.workers.orders import Cued, PaceTold, PayloadEncoded, PayloadFailed, VersionArrived
 from isles.workers.parameters import parameters_digest
@@ -120,6 +122,13 @@ def test_an_offer_that_was_forgotten_is_not_made_again(desk: Any) -> None:
     desk.pass_time(20.0)
     assert desk.connection.take(Offer) == []
     assert desk.courier.payloads == {}
+
+
+def test_what_is_not_urgent_does_not_wake_the_courier(desk: Any) -> None:
+    desk.courier.submit(Forget(ID), is_urgent=False)
+    assert desk.connection.num_wakes == 0
+    desk.courier.submit(Want(0))
+    assert desk.connection.num_wakes == 1
 
 
 def test_an_offer_that_the_broker_spoils_again_and_again_ends_the_learner_with_its_words(desk: Any) -> None:
@@ -207,6 +216,38 @@ def test_a_version_comes_with_the_decoded_payload_of_the_own_contribution_in_it(
     (_, (arrival,)) = desk.courier.mailbox.take()
     assert arrival.decoded is not None
     torch.testing.assert_close(arrival.decoded, torch.ones(desk.flat.num_values[0]), atol=0.01, rtol=0)
+
+
+def bring_own_version(desk: Any, meanwhile: Callable[[], None] = lambda: None) -> Any:
+    """What the courier hands over when version 3, of zeros, is said to contain the own contribution."""
+    desk.submit(Want(0))
+    (ask,) = desk.connection.take(AskVersion)
+    meanwhile()
+    values = torch.zeros(desk.flat.num_values[0])
+    head = VersionInfo(fragment=0, version=3, parameters_sha256=parameters_digest(values))
+    desk.answer(ask, VersionReply(head=head, row=Row(id=ID, state="merged", settled_in=3)))
+    (_, (arrival,)) = desk.courier.mailbox.take()
+    return arrival
+
+
+def test_what_a_version_adds_is_prepared_from_the_account_with_the_own_contribution_in_it(make_desk: Any) -> None:
+    count = make_desk().flat.num_values[0]
+    payload, anchor = encode("int8", torch.linspace(0.5, 1.0, count)), torch.full((count,), 0.25)
+    desk = make_desk(payloads={ID: payload})
+    desk.accounts[0] = Account(anchor)
+    arrival = bring_own_version(desk)
+    assert arrival.decoded is None
+    assert arrival.increment.is_of(desk.accounts[0], is_own=True)
+    assert torch.equal(arrival.increment.added.values, decode(payload, num_values=count) - 0.25)
+
+
+def test_a_contribution_that_was_closed_while_a_version_was_built_is_no_part_of_it(make_desk: Any) -> None:
+    count = make_desk().flat.num_values[0]
+    desk = make_desk(payloads={ID: encode("int8", torch.ones(count))})
+    desk.accounts[0] = Account(torch.ones(count))
+    arrival = bring_own_version(desk, lambda: desk.courier.submit(Forget(ID), is_urgent=False))
+    assert arrival.increment.is_of(desk.accounts[0], is_own=False)
+    assert torch.equal(arrival.increment.added.values, torch.full((count,), -1.0))
 
 
 # ------------------------------------------------------------------------------------------------------ time and broker
