@@ -20,7 +20,7 @@ ENV INSTALL="pip --python /srv/isles/bin/python install --no-cache-dir -c constr
 COPY pyproject.toml constraints.txt wheels*/ ./wheels/
 RUN mv wheels/pyproject.toml wheels/constraints.txt . \
  && python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*p['dependencies'], sep='\n', file=open('base.txt', 'w')); \
+print(*p['dependencies'], *p['optional-dependencies']['relay'], sep='\n', file=open('base.txt', 'w')); \
 print(*p['optional-dependencies']['train'], sep='\n', file=open('train.txt', 'w'))" \
  && $INSTALL -r base.txt
 

@@ -68,12 +68,12 @@ clean: ## remove .venv and everything that tools leave behind; runs/ stays
 # Each stamp is newer than what it was made from, so that a second `make setup` does nothing at once.
 $(VENV)/.installed-train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing isles and what training needs into $(VENV)"
-	@$(PIP_INSTALL) -e '.[train]'
+	@$(PIP_INSTALL) -e '.[relay,train]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing isles, what training needs, and the tools into $(VENV)"
-	@$(PIP_INSTALL) -e '.[plot,train,dev]'
+	@$(PIP_INSTALL) -e '.[plot,relay,train,dev]'
 	@touch $(VENV)/.installed-train $@
 
 $(VENV)/bin/python:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from isles.brokers import retained, versions
-from isles.brokers.doors import Named, name_learner
+from isles.brokers.doors import Named, Visitor, name_learner
 from isles.brokers.quarantine import quarantine_error
 from isles.brokers.replies import joined_log, log, reply, respond
 from isles.brokers.sessions import Session
@@ -50,7 +50,8 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     if isinstance(named, Error):
         refused = log("warning", "client.refused", role=hello.role, id=hello.id, code=named.code, text=named.text)
         return [*reply(arrival, named), refused, *warned]
-    key_name = state.doors.name_of(arrival.key)
+    visitor = _visitor(state, arrival, hello)
+    key_name = visitor.key_name
     is_given, hello = not hello.id, named.hello
     # Operators only look: any number of them may share a name.
     if hello.role != "operator" and retained.is_retired(state.index, hello.role, hello.id, hello.incarnation):
@@ -60,7 +61,9 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     if error := _starts_error(state, hello, key_name):
         refused = log("warning", "client.refused", role=hello.role, id=hello.id, code=error.code, text=error.text)
         return [*reply(arrival, error), refused]
-    opened = state.sessions.open(hello, arrival.connection, state.now, key_name=key_name, public=arrival.key)
+    opened = state.sessions.open(
+        hello, arrival.connection, state.now, key_name=key_name, public=visitor.public, via=visitor.via
+    )
     if opened is None:
         text = f"{state.settings.sessions_max} sessions are open (sessions_max)"
         if key_name:
@@ -88,6 +91,13 @@ def take_hello(state: State, arrival: MessageArrived, hello: Hello) -> list[Inst
     # Whoever waits for a run to begin says HELLO every few seconds.
     joined = [joined_log(session)] if is_new else []
     return [*abandoned, *reply(arrival, _welcome(state, session, hello)), *joined]
+
+
+def _visitor(state: State, arrival: MessageArrived, hello: Hello) -> Visitor:
+    """Whose the session is that HELLO opens."""
+    if state.doors.allowed is None:
+        return Visitor(via=state.sessions.relay_at(arrival.connection) if hello.role != "relay" else "")
+    return state.doors.visitor(arrival.key, hello)
 
 
 def _starts_error(state: State, hello: Hello, key_name: str) -> Error | None:
@@ -152,7 +162,7 @@ def _judge_hello(state: State, arrival: MessageArrived, hello: Hello) -> Named |
         return Named(hello) if hello.id else Error(code="bad-message", text=text)
     named = name_learner(
         hello,
-        state.doors.name_of(arrival.key),
+        _visitor(state, arrival, hello).key_name,
         state.membership,
         state.sessions,
         state.draw_token() if not hello.id else "",
@@ -203,6 +213,8 @@ def take_leave(state: State, session: Session, arrival: MessageArrived, _: Leave
         state.membership.leave(session.id)
     if session.role == "outer":
         state.leases.release(session.id, session.incarnation)
+    if session.role == "relay":
+        state.relays.leave(session.id)
     return [*reply(arrival, Done()), log("info", "client.left", role=session.role, id=session.id)]
 
 

@@ -40,6 +40,7 @@ from isles.proto.key_files import read_broker_key
 from isles.proto.keys import AllowList
 from isles.proto.logs import Logger
 from isles.proto.messages import Channel, Error, ErrorCode, pack, unpack
+from isles.proto.proofs import Verifier, is_available
 from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.interface import Arrival, BrokerTransport
 
@@ -72,8 +73,12 @@ class Broker:
         logger: Logger,
         disk: Disk | None = None,
         allow_list: AllowListFile | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
-        """Starts nothing. Without `disk`, threads of its own do the disk work; without `allow_list` it has no keys."""
+        """Starts nothing. Without `disk`, threads of its own do the disk work; without `allow_list` it has no keys.
+
+        With keys but no `verifier` it takes no relays.
+        """
         self._settings = settings
         self._transport = transport
         self._store = store
@@ -99,6 +104,7 @@ class Broker:
                 clock.unix(),
                 version("isles"),
                 allow_list.allowed if allow_list is not None else None,
+                None if verifier is None else verifier.verify,
             )
 
     def run(self, stop: threading.Event) -> None:
@@ -261,6 +267,7 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
     check_times(times_of("broker", settings), logger)
     allow_list = None if settings.keys is None else AllowListFile(settings.keys)
     keys = None if settings.keys is None else read_broker_key(settings.keys)
+    verifier = None if keys is None or not is_available() else Verifier(keys)
     lets_in = allow_list.lets_in if allow_list is not None else _nobody
     store = Store.open(settings.store)
     try:
@@ -277,7 +284,7 @@ def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Ev
         store.close()
         raise
     try:
-        broker = Broker(settings, transport, store, SystemClock(), logger, allow_list=allow_list)
+        broker = Broker(settings, transport, store, SystemClock(), logger, allow_list=allow_list, verifier=verifier)
         _write_address(settings.store / "address", str(transport.address))
         logger.info(
             "broker.started",

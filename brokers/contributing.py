@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from isles.brokers import retained
+from isles.brokers.relayed import for_offerer, offer_error
 from isles.brokers.replies import log, named, refusal_log, refuse, reply, respond
-from isles.brokers.sessions import Session
+from isles.brokers.sessions import Owner, Session
 from isles.brokers.state import State
 from isles.brokers.uploads import DISK_FULL_RETRY_SECONDS
 from isles.brokers.vocabulary import (
@@ -31,13 +32,13 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
     """OFFER: GRANT if the bytes are wanted, else the answer that the books give."""
     contribution = message.contribution
     name = contribution.id
-    if (name.learner, name.incarnation) != (session.id, session.incarnation):
-        text = f"{session.role} {session.id} offers contribution {name}, which is not its own"
-        return refuse(arrival, Error(code="broken-rule", text=text))
-    if session.key_name and (seconds := state.offers.count(session.owner, state.now)):
-        text = f"{session.owner} has made {state.offers.per_minute_max} offers in a minute (offers_per_minute_max)"
+    if error := _whose_error(state, session, message):
+        return refuse(arrival, error)
+    offerer = Owner("worker", name.learner, session.key_name)
+    if session.key_name and (seconds := state.offers.count(offerer, state.now)):
+        text = f"{offerer} has made {state.offers.per_minute_max} offers in a minute (offers_per_minute_max)"
         return reply(arrival, RetryAfter(seconds=seconds, reason=text))
-    upload = state.uploads.find(session.owner, contribution.blob, is_contribution=True)
+    upload = state.uploads.find_contribution(session.owner, contribution.blob, name.learner)
     if upload is not None and upload.contribution is not None and upload.contribution.id == name:
         grant = state.uploads.grant(upload, session, message.request, state.now)
         return reply(arrival, grant)
@@ -58,11 +59,28 @@ def take_offer(state: State, session: Session, arrival: MessageArrived, message:
         warned = state.warnings.take_expiry(name, answer.head - contribution.base_version, state.unix)
         return [*reply(arrival, answer), log("warning", "contribution.expired", **named(name), **fields), *warned]
     if answer is not None:
-        return respond(arrival, answer)
+        return respond(arrival, for_offerer(session.role, name, answer))
     if upload is not None:
-        upload.contribution = contribution
+        upload.contribution, upload.signer = contribution, _signer(session, message)
         return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
     return _open_upload(state, session, arrival, message)
+
+
+def _whose_error(state: State, session: Session, offer: Offer) -> Error | None:
+    """Why this session may not offer this contribution."""
+    if session.role == "relay":
+        return offer_error(state, offer)
+    name = offer.contribution.id
+    if (name.learner, name.incarnation) == (session.id, session.incarnation):
+        return None
+    text = f"{session.role} {session.id} offers contribution {name}, which is not its own"
+    return Error(code="broken-rule", text=text)
+
+
+def _signer(session: Session, offer: Offer | Upload) -> str:
+    """The key that the learner of an offer has proved to be its own, if a relay hands it over."""
+    proof = offer.proof if session.role == "relay" and isinstance(offer, Offer) else None
+    return "" if proof is None else proof.public
 
 
 def take_upload(state: State, session: Session, arrival: MessageArrived, message: Upload) -> list[Instruction]:
@@ -72,21 +90,22 @@ def take_upload(state: State, session: Session, arrival: MessageArrived, message
         state.index.put_blob(blob, state.unix)
         state.unused_since[blob.digest] = state.now
         return reply(arrival, Stored(digest=blob.digest))
-    upload = state.uploads.find(session.owner, blob, is_contribution=False)
+    upload = state.uploads.find(session.owner, blob)
     if upload is not None:
         return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
-    if session.key_name and (limit := _unused_limit(state, session.key_name, blob.size_bytes)):
+    if session.key_name and (limit := _unused_limit(state, session, blob.size_bytes)):
         text = f"nothing refers to what the key {session.key_name} has stored ({limit})"
         return reply(arrival, RetryAfter(seconds=state.settings.retry_seconds, reason=text))
     return _open_upload(state, session, arrival, message)
 
 
-def _unused_limit(state: State, key_name: str, num_bytes: int) -> str:
+def _unused_limit(state: State, session: Session, num_bytes: int) -> str:
     """The limit that one more unused blob would be over, those that are being sent included; empty if there is none."""
+    key_name, times = session.key_name, state.settings.times(session.role)
     num_open, bytes_open = state.uploads.unused_of_key(key_name)
-    if state.unused.num(key_name) + num_open >= state.settings.unused_blobs_per_key_max:
+    if state.unused.num(key_name) + num_open >= times * state.settings.unused_blobs_per_key_max:
         return "unused_blobs_per_key_max"
-    if state.unused.num_bytes(key_name) + bytes_open + num_bytes > state.settings.unused_bytes_per_key_max:
+    if state.unused.num_bytes(key_name) + bytes_open + num_bytes > times * state.settings.unused_bytes_per_key_max:
         return "unused_bytes_per_key_max"
     return ""
 
@@ -100,6 +119,7 @@ def _open_upload(state: State, session: Session, arrival: MessageArrived, messag
             answer.append(refusal_log("retry-after", refusal.reason))
         return answer
     upload = state.uploads.open(session, blob, contribution, state.now)
+    upload.signer = _signer(session, message)
     return reply(arrival, state.uploads.grant(upload, session, message.request, state.now))
 
 
@@ -146,6 +166,7 @@ def upload_durable(state: State, event: UploadDurable) -> list[Instruction]:
         return state.send(upload.session, Channel.CONTROL, Stored(request=upload.request, digest=blob.digest))
     name = contribution.id
     answer = retained.accept(state.index, contribution, unix=state.unix)
+    answer = for_offerer(upload.owner.role, name, answer)
     sent = state.send(upload.session, Channel.CONTROL, answer.addressed(request=upload.request))
     if not isinstance(answer, Accepted):
         if state.index.blob(blob.digest) is None:

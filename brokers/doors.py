@@ -3,6 +3,7 @@
     a broker without keys    everybody may be whom they say they are
     a broker with keys       a key has a name and a role. HELLO's role must be the key's, a session is for the keys of
                              the name that opened it, and a learner's id is for the name that first used it
+    what a relay hands over  its maker's key counts, not the relay's: a HELLO and each OFFER carry a proof of it
 
 A name may have several keys at once, so that one of them can be exchanged for the next. A worker that has a key and no
 id is given one, `<name>-<number>`, with a token without which the id is not given again: workers that share a key, as
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,19 +22,34 @@ from isles.brokers.membership import Membership
 from isles.brokers.sessions import Session, Sessions
 from isles.proto.ids import NAME_LENGTH_MAX
 from isles.proto.keys import AllowedKey, AllowList, KeyRole
-from isles.proto.messages import LEARNERS_MAX, Error, Hello, Role
+from isles.proto.messages import LEARNERS_MAX, Error, Hello, Proof, Role
+from isles.proto.proofs import hello_words
 
 OPENS: Final[Mapping[KeyRole, frozenset[Role]]] = {
     "worker": frozenset({"worker"}),
     "outer": frozenset({"outer"}),
     "operator": frozenset({"operator", "evaluator"}),
-    "relay": frozenset(),
+    "relay": frozenset({"relay"}),
 }
 """What the owner of a key may be."""
+AT_HOME: Final[frozenset[Role]] = frozenset({"outer", "relay"})
+"""Who talks to the home broker itself: no relay hands anything over for them."""
 SHOWN_CHARACTERS: Final = 8
 """Of a public key in a sentence: enough to find it in the allow-list."""
 DIGITS_MAX: Final = len(str(LEARNERS_MAX))
 """Of the number in an id that is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whose a session is, whoever hands its messages over."""
+
+    key_name: str = ""
+    """Empty = a broker without keys."""
+    public: str = ""
+    """The key (z85) that it has proved."""
+    via: str = ""
+    """The relay's key name, or without keys its id; empty = it talks to this broker itself."""
 
 
 @dataclass
@@ -41,11 +57,16 @@ class Doors:
     """The allow-list of a broker; None = it has no keys."""
 
     allowed: AllowList | None = None
+    verify: Callable[[Proof, bytes], bool] | None = None
+    """Whether a proof is of these words; None = this broker cannot tell."""
 
-    def name_of(self, public: str) -> str:
-        """The name of a key that is let in; empty without keys."""
-        key = None if self.allowed is None else self.allowed.find(public)
-        return "" if key is None else key.name
+    def visitor(self, public: str, hello: Hello) -> Visitor:
+        """Whose the session is that a HELLO opens for which there is no `hello_error`."""
+        key = self._find(public)
+        if key is None or hello.role == "relay" or key.role != "relay" or hello.proof is None:
+            return Visitor("" if key is None else key.name, public)
+        signer = self._find(hello.proof.public)
+        return Visitor("" if signer is None else signer.name, hello.proof.public, via=key.name)
 
     def key_error(self, public: str) -> Error | None:
         """Why nothing that comes with this key is heard."""
@@ -60,20 +81,60 @@ class Doors:
         key = self._find(public)
         if key is None:
             return None
+        if key.role == "relay" and hello.role != "relay":
+            if hello.role in AT_HOME:
+                text = f"{hello.role} {hello.id} comes through the relay {key.name}: let it dial the home broker"
+                return Error(code="denied", text=text)
+            signer = self.signer(hello.proof, hello.role, hello_words(hello))
+            if isinstance(signer, str):
+                text = f"{hello.role} {hello.id or 'without an id'} comes through the relay {key.name}, but {signer}"
+                return Error(code="denied", text=text)
+            key = signer
         if hello.role not in OPENS[key.role]:
-            what = " or ".join(sorted(OPENS[key.role])) or "nothing that this broker knows"
+            what = " or ".join(sorted(OPENS[key.role]))
             text = f"the key {key.name} has the role {key.role}, which opens {what}, not {hello.role}"
             return Error(code="denied", text=f"{text}: give this process a key of its own")
+        if hello.role == "relay" and self.verify is None:
+            text = "this broker cannot tell who made what a relay hands over: install isles[relay] where it runs"
+            return Error(code="denied", text=text)
         if holder is not None and holder.key_name != key.name:
             text = f"{hello.role} {hello.id} is here with another key than {key.name}: give this process another id"
             return Error(code="denied", text=text)
         return None
+
+    def signer(self, proof: Proof | None, role: Role, words: bytes) -> AllowedKey | str:
+        """Whose a proof of these words is; or why it is nobody's who may be in this role, in words after `but`."""
+        if proof is None:
+            return "has no proof of its key: where it starts, name the relay with --relay, not with --broker"
+        key = self._find(proof.public)
+        if key is None:
+            return f"the key {proof.public[:SHOWN_CHARACTERS]}.. that it names is not in the allow-list of this broker"
+        if role not in OPENS[key.role]:
+            return f"the key {key.name} that it names has the role {key.role}, which does not open {role}"
+        if self.verify is None or not self.verify(proof, words):
+            return (
+                f"its proof does not fit: it was not made with the key {key.name}, or not for this broker's present "
+                "key, or what it proves was changed on the way"
+            )
+        return key
+
+    def is_relayed(self, public: str, session: Session) -> bool:
+        """Whether what comes with this key in this session was handed over by a relay."""
+        if self.allowed is None:
+            return bool(session.via)
+        key = self._find(public)
+        return key is not None and key.role == "relay" and session.role != "relay"
 
     def session_error(self, public: str, session: Session) -> Error | None:
         """Why what comes with this key is not heard in this session."""
         key = self._find(public)
         if key is None:
             return None
+        if self.is_relayed(public, session):
+            if session.via == key.name:
+                return None
+            text = f"this session was not opened through the relay {key.name}: say HELLO through it"
+            return Error(code="unknown-session", text=text)
         if key.name == session.key_name and session.role in OPENS[key.role]:
             return None
         text = f"this session is not for the key {key.name}: say HELLO to open one"
@@ -83,6 +144,16 @@ class Doors:
         """Whether the key with which a session was last used opens it no more."""
         error = self.key_error(session.public) or self.session_error(session.public, session)
         return error is not None
+
+    def is_cut_off(self, session: Session) -> bool:
+        """Whether the relay through which a session was opened is let in no more."""
+        if self.allowed is None or not session.via:
+            return False
+        return not any(key.role == "relay" for key in self.allowed.of(session.via))
+
+    def lets_in(self, public: str) -> bool:
+        """Whether a key stands in the allow-list; True without keys."""
+        return self.allowed is None or self._find(public) is not None
 
     def _find(self, public: str) -> AllowedKey | None:
         return None if self.allowed is None else self.allowed.find(public)

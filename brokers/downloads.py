@@ -63,16 +63,16 @@ class Downloads:
         own = self._numbers.get(session.token, {})
         earlier = own.get(message.transfer, 0)
         self.drop(earlier)
-        if len(own) >= self.settings.downloads_per_client_max:
+        times = self.settings.times(session.role)
+        if len(own) >= times * self.settings.downloads_per_client_max:
             return self._later(f"{session.role} {session.id} has too many fetches open (downloads_per_client_max)")
-        if session.key_name and self._num_of_key(session.key_name) >= self.settings.downloads_per_key_max:
+        if session.key_name and self._num_of_key(session.key_name) >= times * self.settings.downloads_per_key_max:
             return self._later(f"the key {session.key_name} has too many fetches open (downloads_per_key_max)")
         self._num_opened += 1
         window_bytes = min(message.credit_chunks, self.settings.credit_chunks) * self.settings.chunk_bytes
         others = sum(self._open[number].window_bytes for number in own.values())
-        window_bytes = min(
-            window_bytes, max(self.settings.chunk_bytes, self.settings.window_bytes_per_client_max - others)
-        )
+        window_bytes_max = times * self.settings.window_bytes_per_client_max
+        window_bytes = min(window_bytes, max(self.settings.chunk_bytes, window_bytes_max - others))
         download = Download(
             number=self._num_opened,
             session=session.token,

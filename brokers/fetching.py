@@ -27,6 +27,9 @@ def take_fetch(state: State, session: Session, arrival: MessageArrived, message:
     if blob is None:
         text = f"blob {message.digest[:12]} is not in the store (any more): ask for the version again"
         return respond(arrival, Error(code="not-found", text=text))
+    if message.size_bytes not in (0, blob.size_bytes):
+        text = f"blob {message.digest[:12]} has {blob.size_bytes} bytes, and not {message.size_bytes}"
+        return respond(arrival, Error(code="broken-rule", text=text))
     result = state.downloads.fetch(session, message, blob, state.now)
     return respond(arrival, result) if isinstance(result, Message) else result
 
@@ -42,7 +45,7 @@ def chunk_read(state: State, event: ChunkRead) -> list[Instruction]:
     session = None if download is None else state.sessions.get(download.session)
     if download is None or session is None:
         return state.downloads.serve()
-    if session.role in ("worker", "evaluator"):
+    if session.role in ("worker", "evaluator", "relay"):
         state.bytes_down += len(event.payload)
     chunk = Chunk(transfer=download.transfer, offset=event.offset)
     return state.send(download.session, Channel.BULK, chunk, event.payload)

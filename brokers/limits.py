@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from isles.proto.messages import CHUNK_BYTES, LEARNERS_MAX, SHARDS_MAX, Limits
+from isles.proto.messages import CHUNK_BYTES, LEARNERS_MAX, SHARDS_MAX, Limits, Role
 from isles.proto.timeouts import faults, times_of
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -104,6 +104,11 @@ class RoutingSettings(BaseModel):
     offers_per_minute_max: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         default=30_000, description="contributions that one learner with a key may offer in a minute"
     )
+    relay_limit_factor: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64,
+        description="how many times the limits of one client and one key a relay has for its uploads and fetches: it "
+        "speaks for all workers of a region",
+    )
     quarantine_rejections: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=3, description="contributions of one learner, rejected in a row, that put it in quarantine; 0 = never"
     )
@@ -135,6 +140,10 @@ class RoutingSettings(BaseModel):
                 f"{self.credit_chunks} times chunk_bytes = {self.chunk_bytes}: raise the first"
             )
         return self
+
+    def times(self, role: Role) -> int:
+        """How many times the limits of one client and one key a process of this role has."""
+        return self.relay_limit_factor if role == "relay" else 1
 
     @property
     def limits(self) -> Limits:

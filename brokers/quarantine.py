@@ -58,7 +58,7 @@ def _begin(state: State, learner: str, num_rejected: int, reason: str) -> list[I
     state.quarantined[learner] = state.unix + seconds
     if state.membership.holder(learner) is not None:
         state.membership.leave(learner)
-    dropped = state.uploads.drop_where(lambda upload: (upload.owner.role, upload.owner.id) == ("worker", learner))
+    dropped = state.uploads.drop_where(lambda upload: upload.learner == learner)
     said = log(
         "warning",
         "learner.quarantined",

@@ -6,13 +6,22 @@ A share of the memory for payloads is every key name's own: one that takes all o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from isles.brokers.sessions import Owner
+from isles.proto.keys import AllowList
 
 MINUTE_SECONDS: Final = 60.0
+RELAY_SHARES: Final = 4
+"""Shares of the memory of a relay's key: it moves the payloads of a region, which would have a share each. With more, a
+few relays would leave the outer too little for its own."""
+
+
+def shares_of(allowed: AllowList | None) -> dict[str, int]:
+    """How many shares of the memory for payloads each key name has."""
+    return {key.name: RELAY_SHARES if key.role == "relay" else 1 for key in allowed or ()}
 
 
 @dataclass
@@ -23,18 +32,27 @@ class Flight:
     share_bytes_min: int
     """One chunk: with less, a key could move nothing at all."""
     num_keys: int = 1
-    """Names among which the memory is shared."""
+    """Shares into which the memory is divided: one for each name, and more for a relay's."""
     total: int = 0
     _of: dict[str, int] = field(default_factory=dict)
+    _shares: Mapping[str, int] = field(default_factory=dict)
+
+    def share(self, shares: Mapping[str, int]) -> None:
+        """Divides the memory among these names, each with so many shares; among nobody, all of it is everybody's."""
+        self._shares, self.num_keys = shares, sum(shares.values()) if shares else 1
 
     @property
     def share_bytes(self) -> int:
-        """What one key name may take."""
+        """What a key name with one share may take."""
         return max(self.share_bytes_min, self.bytes_max // max(1, self.num_keys))
+
+    def share_of(self, key_name: str) -> int:
+        """What this key name may take."""
+        return self.share_bytes * self._shares.get(key_name, 1)
 
     def room(self, key_name: str) -> int:
         """Bytes that this name may take now; may be negative once there are more names than there were."""
-        return self.share_bytes - self._of.get(key_name, 0)
+        return self.share_of(key_name) - self._of.get(key_name, 0)
 
     def take(self, key_name: str, num_bytes: int) -> None:
         """Some bytes are in memory from now on."""

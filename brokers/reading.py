@@ -100,5 +100,6 @@ def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -
         limits=state.settings.limits,
         store=make_store_info(state.index, state.settings, state.uploads.disk_free_bytes),
         num_required=state.num_required,
+        relays=state.relays.infos(state.now),
     )
     return reply(arrival, status.model_copy(update={"run_record": state.record}) if message.wants_record else status)

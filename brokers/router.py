@@ -32,6 +32,7 @@ from isles.brokers.limits import RoutingSettings
 from isles.brokers.merging import take_checkpoint, take_commit, take_lease, take_list, take_settle
 from isles.brokers.quarantine import SHUT, is_quarantined, quarantine_error, take_pardon
 from isles.brokers.reading import take_ask_heads, take_ask_history, take_ask_status, take_ask_version, take_report
+from isles.brokers.relayed import PASSED, take_relay_beat
 from isles.brokers.replies import joined_log, log, refusal_log, refuse, reply
 from isles.brokers.sessions import Session
 from isles.brokers.state import State
@@ -76,6 +77,8 @@ from isles.proto.messages import (
     Offer,
     Pardon,
     Progress,
+    Proof,
+    RelayBeat,
     Report,
     Role,
     Settle,
@@ -101,17 +104,19 @@ _ANYBODY: Final[frozenset[Role]] = _WORKER | _OUTER | _ONLOOKER
 _OPERATOR: Final[frozenset[Role]] = frozenset({"operator"})
 _STARTER: Final[frozenset[Role]] = _WORKER | {"operator"}
 """A run is started by its first worker, or by whoever has weights to begin with."""
+_RELAY: Final[frozenset[Role]] = frozenset({"relay"})
+"""Hands over what others made, and fetches for them."""
 
 VERBS: Final[dict[type[Message], Verb]] = {
     Init: Verb(_STARTER, take_init, needs_run=False),
     Progress: Verb(_ANYBODY, take_progress, needs_run=False),
-    Leave: Verb(_ANYBODY, take_leave, needs_run=False),
+    Leave: Verb(_ANYBODY | _RELAY, take_leave, needs_run=False),
     Shards: Verb(_WORKER, take_shards, needs_run=False),
-    Offer: Verb(_WORKER, take_offer),
-    Upload: Verb(_STARTER | _OUTER, take_upload, needs_run=False),
-    Chunk: Verb(_STARTER | _OUTER, take_chunk, Channel.BULK, needs_run=False),
-    Fetch: Verb(_ANYBODY, take_fetch, Channel.BULK),
-    Credit: Verb(_ANYBODY, take_credit, Channel.BULK),
+    Offer: Verb(_WORKER | _RELAY, take_offer),
+    Upload: Verb(_STARTER | _OUTER | _RELAY, take_upload, needs_run=False),
+    Chunk: Verb(_STARTER | _OUTER | _RELAY, take_chunk, Channel.BULK, needs_run=False),
+    Fetch: Verb(_ANYBODY | _RELAY, take_fetch, Channel.BULK),
+    Credit: Verb(_ANYBODY | _RELAY, take_credit, Channel.BULK),
     AskVersion: Verb(_ANYBODY, take_ask_version),
     AskHeads: Verb(_ANYBODY, take_ask_heads, needs_run=False),
     AskHistory: Verb(_ANYBODY, take_ask_history),
@@ -122,6 +127,7 @@ VERBS: Final[dict[type[Message], Verb]] = {
     Commit: Verb(_OUTER, take_commit),
     Checkpoint: Verb(_OUTER, take_checkpoint),
     Pardon: Verb(_OPERATOR, take_pardon, needs_run=False),
+    RelayBeat: Verb(_RELAY, take_relay_beat, needs_run=False),
 }
 """Everything that needs a session; HELLO and ASK_STATUS do not, only a key where keys are needed."""
 
@@ -139,13 +145,15 @@ class Router:
         unix: float,
         version: str = "",
         allowed: AllowList | None = None,
+        verify: Callable[[Proof, bytes], bool] | None = None,
     ) -> None:
         """`incarnation` is random per start of the process; `draw_token` draws names of sessions that nobody can guess.
 
         `now` is monotonic, `unix` what gets stored, both in seconds; `version` is that of isles, `allowed` whom
-        it lets in, None = it has no keys.
+        it lets in, None = it has no keys; `verify` says whether a proof is of some words, None = it cannot tell.
         """
         self.state = State(index, settings, incarnation, draw_token, now, unix, version=version)
+        self.state.doors.verify = verify
         self._flushed_at = now
         take_allow_list(self.state, AllowListChanged(allowed))
 
@@ -187,11 +195,15 @@ class Router:
             return refuse(arrival, Error(code="unknown-session", text=text), level="info")
         if error := state.doors.session_error(arrival.key, session):
             return refuse(arrival, error)
+        is_relayed = state.doors.is_relayed(arrival.key, session)
+        name = type(message).__name__
+        if is_relayed and type(message) not in PASSED:
+            text = f"no relay may pass {name} in the session of {session.role} {session.id}"
+            return refuse(arrival, Error(code="bad-message", text=text))
         if session.rejoin:
             state.membership.confirm(session.id)
-        state.sessions.hear(session, arrival.channel, arrival.connection, state.now, arrival.key)
+        state.sessions.hear(session, arrival.channel, arrival.connection, state.now, arrival.key, is_relayed=is_relayed)
         verb = VERBS.get(type(message))
-        name = type(message).__name__
         if verb is None or verb.channel is not arrival.channel or session.role not in verb.roles:
             text = f"{session.role} {session.id} may not send {name} on the {arrival.channel} channel"
             return refuse(arrival, Error(code="bad-message", text=text))

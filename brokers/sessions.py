@@ -33,13 +33,15 @@ class Session:
     key_name: str = ""
     """Of the keys that it is for; empty = a broker without keys."""
     public: str = ""
-    """The key with which it was last used."""
+    """The key with which it was last used; through a relay, that of the proof in its HELLO."""
+    via: str = ""
+    """The relay through which it was opened; empty = none."""
     rejoin: str = ""
     """What its WELCOME tells, as long as that may have been lost; empty if its id was not given."""
     is_given: bool = False
     """Whether its HELLO had no id."""
     connections: dict[Channel, bytes] = field(default_factory=dict)
-    """Where it was last heard on each channel."""
+    """Where it was last heard on each channel, other than through a relay."""
     has_left: bool = False
 
     @property
@@ -59,7 +61,7 @@ class Sessions:
     _by_identity: dict[tuple[str, str, str], Session] = field(default_factory=dict)
 
     def open(
-        self, hello: Hello, connection: bytes, now: float, *, key_name: str = "", public: str = ""
+        self, hello: Hello, connection: bytes, now: float, *, key_name: str = "", public: str = "", via: str = ""
     ) -> tuple[Session, bool] | None:
         """The session of who says HELLO, and whether it is new or had ended; None if there are too many."""
         identity = (hello.role, hello.id, hello.incarnation)
@@ -71,9 +73,22 @@ class Sessions:
             token = self.draw_token()
             session = Session(token, hello.role, hello.id, hello.incarnation, hello.region, now, key_name)
             self._by_token[token] = self._by_identity[identity] = session
-        session.heard_at, session.has_left, session.public = now, False, public
+        session.heard_at, session.has_left, session.public, session.via = now, False, public, via
         session.connections = {Channel.CONTROL: connection}
         return session, is_new
+
+    def adopt(
+        self, token: str, hello: Hello, connection: bytes, now: float, *, key_name: str = "", public: str = ""
+    ) -> Session:
+        """The session that another broker opened for who said HELLO; it takes the place of that incarnation's last."""
+        identity = (hello.role, hello.id, hello.incarnation)
+        earlier = self._by_identity.get(identity)
+        if earlier is not None:
+            self.end(earlier)
+        session = Session(token, hello.role, hello.id, hello.incarnation, hello.region, now, key_name, public)
+        session.connections = {Channel.CONTROL: connection}
+        self._by_token[token] = self._by_identity[identity] = session
+        return session
 
     def is_full(self, key_name: str) -> bool:
         """Whether no more sessions may be opened by keys of this name."""
@@ -83,10 +98,30 @@ class Sessions:
             return False
         return sum(session.key_name == key_name for session in self._by_token.values()) >= self.num_per_key_max
 
-    def hear(self, session: Session, channel: Channel, connection: bytes, now: float, public: str = "") -> None:
-        """Something was said in a session, whichever connection it came on."""
-        session.heard_at, session.public, session.rejoin = now, public, ""
-        session.connections[channel] = connection
+    def hear(
+        self,
+        session: Session,
+        channel: Channel,
+        connection: bytes,
+        now: float,
+        public: str = "",
+        *,
+        is_relayed: bool = False,
+    ) -> None:
+        """Something was said in a session, whichever connection it came on; through a relay that tells no more."""
+        session.heard_at, session.rejoin = now, ""
+        if not is_relayed:
+            session.public, session.via = public, ""
+            session.connections[channel] = connection
+
+    def relay_at(self, connection: bytes) -> str:
+        """The id of the relay that was last heard on a control connection; empty if it is nobody's, or no relay's."""
+        found = (
+            session.id
+            for session in self._by_token.values()
+            if session.role == "relay" and session.connections.get(Channel.CONTROL) == connection
+        )
+        return next(found, "")
 
     def get(self, token: str) -> Session | None:
         return self._by_token.get(token)

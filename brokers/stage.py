@@ -7,6 +7,7 @@ gets back what it was answered.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from isles.proto.messages import (
     Hello,
     Hint,
     Message,
+    Proof,
     Role,
     Welcome,
 )
@@ -54,6 +56,8 @@ class Stage:
     waiting: list[Any] = field(default_factory=list)
     allowed: AllowList | None = None
     """Whom the broker lets in; None = it has no keys."""
+    verify: Callable[[Proof, bytes], bool] | None = None
+    """Whether a proof is of some words; None = the broker cannot tell."""
     _num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -65,7 +69,14 @@ class Stage:
         self.waiting.clear()
         incarnation = self._draw_token()
         self.router = Router(
-            self.index, self.settings, incarnation, self._draw_token, self.now, self.unix, allowed=self.allowed
+            self.index,
+            self.settings,
+            incarnation,
+            self._draw_token,
+            self.now,
+            self.unix,
+            allowed=self.allowed,
+            verify=self.verify,
         )
 
     def _draw_token(self) -> str:

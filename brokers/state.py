@@ -12,13 +12,15 @@ from isles.brokers.downloads import Downloads
 from isles.brokers.leases import Leases
 from isles.brokers.limits import RoutingSettings
 from isles.brokers.membership import Membership
-from isles.brokers.quotas import Flight, OfferRates, UnusedBlobs
+from isles.brokers.quotas import Flight, OfferRates, UnusedBlobs, shares_of
+from isles.brokers.relay_watch import RelayWatch
 from isles.brokers.sessions import Sessions
 from isles.brokers.store.index import DamagedEntryError, Index
 from isles.brokers.uploads import Uploads
 from isles.brokers.vocabulary import Bytes, Instruction, Publish, Send
 from isles.brokers.warnings import Warnings
 from isles.proto.agreement import RunRecord
+from isles.proto.keys import AllowList
 from isles.proto.manifest import Manifest
 from isles.proto.messages import Channel, Hint, Message
 
@@ -54,7 +56,7 @@ class State:
     seq: int = 0
     """Of the last hint."""
     bytes_down: int = 0
-    """Payload bytes sent to workers and evaluators, not yet in the index."""
+    """Payload bytes sent to workers, evaluators and relays, not yet in the index."""
     damaged: set[str] = field(default_factory=set)
     """Digests of blobs that could not be read; sending one again mends it."""
     unused_since: dict[str, float] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class State:
     membership: Membership = field(init=False)
     leases: Leases = field(init=False)
     offers: OfferRates = field(init=False)
+    relays: RelayWatch = field(init=False)
     quarantined: dict[str, float] = field(init=False)
     """Learner -> when its quarantine ends, in seconds since 1970; perhaps it has."""
     warnings: Warnings = field(init=False)
@@ -91,6 +94,7 @@ class State:
         self.uploads = Uploads(settings, self._new_flight(), first_transfer=first_transfer)
         self.downloads = Downloads(settings, self._new_flight())
         self.offers = OfferRates(settings.offers_per_minute_max)
+        self.relays = RelayWatch(settings.learner_lease_seconds)
         self.warnings = Warnings(settings)
         with self.index.transaction():
             self.store = retained.store_name(self.index, self.incarnation)
@@ -103,9 +107,10 @@ class State:
     def _new_flight(self) -> Flight:
         return Flight(self.settings.flight_bytes_max // 2, self.settings.chunk_bytes)
 
-    def share_memory(self, num_keys: int) -> None:
-        """From now on so many key names have a share each; what is under way beyond a share ends as it may."""
-        self.uploads.flight.num_keys = self.downloads.flight.num_keys = num_keys
+    def share_memory(self, allowed: AllowList | None) -> None:
+        """From now on these key names have a share each; what is under way beyond a share ends as it may."""
+        for flight in (self.uploads.flight, self.downloads.flight):
+            flight.share(shares_of(allowed))
 
     @property
     def record(self) -> RunRecord | None:
@@ -136,9 +141,12 @@ class State:
         return self._fragments[fragment] if fragment < len(self._fragments) else FragmentFacts(0, 0)
 
     def send(self, token: str, channel: Channel, message: Message, payload: Bytes | None = None) -> list[Instruction]:
-        """Says something to a session, wherever it was last heard on the channel."""
+        """Says something to a session, wherever it was last heard on the channel.
+
+        Not through a relay, which passes on only answers to what it passed: whoever is behind it asks again.
+        """
         session = self.sessions.get(token)
-        if session is None or channel not in session.connections:
+        if session is None or session.via or channel not in session.connections:
             return []
         return [Send(channel, session.connections[channel], message, payload)]
 

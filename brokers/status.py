@@ -14,6 +14,7 @@ from isles.proto.messages import (
     LearnerInfo,
     LeaseInfo,
     Limits,
+    RelayInfo,
     Status,
     StoreInfo,
     Totals,
@@ -44,6 +45,7 @@ def make_status(
     limits: Limits,
     store: StoreInfo,
     num_required: int,
+    relays: tuple[RelayInfo, ...],
 ) -> Status:
     """Reads everything in one transaction of the caller."""
     heads = index.heads()
@@ -73,6 +75,7 @@ def make_status(
         limits=limits,
         store=store,
         num_required=num_required,
+        relays=relays,
     )
 
 

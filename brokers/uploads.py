@@ -47,6 +47,15 @@ class Upload:
     regranted_at: float | None = None
     is_unwanted: bool = False
     """Whoever sent it has been turned away since; it is too late to stop the disk."""
+    signer: str = ""
+    """Of a contribution that a relay sends: the public key (z85) that its learner has proved."""
+
+    @property
+    def learner(self) -> str:
+        """Whose it is, whoever sends it; empty = no learner's, or a relay's for any."""
+        if self.contribution is not None:
+            return self.contribution.id.learner
+        return self.owner.id if self.owner.role == "worker" else ""
 
     @property
     def is_complete(self) -> bool:
@@ -71,10 +80,14 @@ class Uploads:
     def __post_init__(self) -> None:
         self._queue = DiskQueue(self.flight)
 
-    def find(self, owner: Owner, blob: BlobRef, *, is_contribution: bool) -> Upload | None:
-        """The upload of these bytes by this client, if it is under way."""
+    def find(self, owner: Owner, blob: BlobRef) -> Upload | None:
+        """The upload of these bytes by this client that is no contribution, if it is under way."""
+        return next((one for one in self._of(owner) if one.blob == blob and one.contribution is None), None)
+
+    def find_contribution(self, owner: Owner, blob: BlobRef, learner: str) -> Upload | None:
+        """The upload of these bytes by this client as a contribution of this learner, if it is under way."""
         for upload in self._of(owner):
-            if upload.blob == blob and (upload.contribution is not None) is is_contribution:
+            if upload.contribution is not None and (upload.blob, upload.learner) == (blob, learner):
                 return upload
         return None
 
@@ -89,6 +102,15 @@ class Uploads:
         """Whether somebody is sending this blob."""
         return any(upload.blob.digest == digest for upload in self._open.values())
 
+    def open_bytes(self, *, is_contribution: bool) -> int:
+        """Announced bytes of all contributions that are being received, or of all other blobs."""
+        sizes = (
+            upload.blob.size_bytes
+            for upload in self._open.values()
+            if (upload.contribution is not None) is is_contribution
+        )
+        return sum(sizes)
+
     def _of(self, owner: Owner) -> Iterator[Upload]:
         return (upload for upload in self._open.values() if upload.owner == owner)
 
@@ -100,12 +122,13 @@ class Uploads:
             return Error(code="too-large", text=f"blob {blob.digest[:12]} has {blob.size_bytes} bytes; {limit}")
         if blob.size_bytes == 0:
             return Error(code="broken-rule", text="a blob has at least one byte")
+        times = settings.times(owner.role)
         sizes = [upload.blob.size_bytes for upload in self._of(owner)]
-        if len(sizes) >= settings.uploads_per_client_max:
+        if len(sizes) >= times * settings.uploads_per_client_max:
             return self._later(f"{owner} has {len(sizes)} uploads open (uploads_per_client_max)")
-        if sum(sizes) + blob.size_bytes > settings.open_bytes_per_client_max:
+        if sum(sizes) + blob.size_bytes > times * settings.open_bytes_per_client_max:
             return self._later(f"{owner} has {sum(sizes)} bytes under way (open_bytes_per_client_max)")
-        if owner.key_name and self._num_of_key(owner.key_name) >= settings.uploads_per_key_max:
+        if owner.key_name and self._num_of_key(owner.key_name) >= times * settings.uploads_per_key_max:
             return self._later(f"the key {owner.key_name} has too many uploads open (uploads_per_key_max)")
         promised = sum(upload.blob.size_bytes - upload.written for upload in self._open.values())
         if self.disk_free_bytes - promised - blob.size_bytes < settings.disk_free_bytes_min:
@@ -207,7 +230,8 @@ class Uploads:
         """The disk is done with one chunk, whatever came of it: grants for who was put off for want of memory."""
         key_name = self._queue.take(transfer)
         room = 0 if key_name is None else self.flight.room(key_name)
-        window = min(self.settings.credit_chunks * self.settings.chunk_bytes, self.flight.share_bytes)
+        share = 0 if key_name is None else self.flight.share_of(key_name)
+        window = min(self.settings.credit_chunks * self.settings.chunk_bytes, share)
         granted = []
         for starved in list(self._starved):
             upload = self._open.get(starved)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,13 @@ import click
 from isles.ops.key_folder import FOLDER_MODE, KeyFolder
 from isles.proto.errors import ConfigError
 from isles.proto.key_files import client_file, read_client_key, write_client_key
-from isles.proto.keys import KEY_ROLES, ClientKey, KeyRole
+from isles.proto.keys import KEY_ROLES, RELAYED_ROLES, ClientKey, KeyRole
 
 TEXT: Final = """Make what is missing, and copy each key to the folder of its process.
 
 Each NAME=ROLE:DIR is a key and the folder that its process sees; without :DIR it stays in the key folder alone. What is
-there already is left alone, so the same call may come before every start.
+there already is left alone, so the same call may come before every start. NAME=ROLE@RELAY:DIR names the relay that the
+process dials; RELAY is another NAME, with the role relay, and there may be several, each after an @.
 """
 SHORT_TEXT: Final = "Make what is missing, and copy each key to its process."
 
@@ -35,20 +36,26 @@ class Delivery:
     name: str
     role: KeyRole
     folder: Path | None = None
+    relays: tuple[str, ...] = ()
+    """Names of the relays that its process may dial."""
 
 
 class DeliveryType(click.ParamType[Delivery]):
-    """NAME=ROLE or NAME=ROLE:DIR."""
+    """NAME=ROLE or NAME=ROLE:DIR, with @RELAY after the role."""
 
     name = "delivery"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Delivery:
         name, _, rest = value.partition("=")
-        role, _, folder = rest.partition(":")
+        whose, _, folder = rest.partition(":")
+        role, *relays = whose.split("@")
         known = next((one for one in KEY_ROLES if one == role), None)
         if known is None:
             self.fail(f"{value!r}: write NAME=ROLE or NAME=ROLE:DIR, with a role of {', '.join(KEY_ROLES)}", param, ctx)
-        return Delivery(name, known, Path(folder) if folder else None)
+        if relays and known not in RELAYED_ROLES:
+            text = f"{value!r}: @RELAY is for {' and '.join(RELAYED_ROLES)}; who is {role} dials the broker"
+            self.fail(text, param, ctx)
+        return Delivery(name, known, Path(folder) if folder else None, tuple(relays))
 
 
 def build(folder_option: click.Option) -> click.Command:
@@ -76,7 +83,7 @@ def _deliver(deliveries: tuple[Delivery, ...], folder: Path, owner: int | None) 
     return 0
 
 
-def deliver(keys: KeyFolder, deliveries: Iterable[Delivery], now_unix: int) -> list[str]:
+def deliver(keys: KeyFolder, deliveries: Sequence[Delivery], now_unix: int) -> list[str]:
     """Makes and copies; one line for each thing that was done. Raises ConfigError or UsageError."""
     done = [f"made      {keys.path}"] if keys.make(now_unix) else []
     for one in deliveries:
@@ -89,6 +96,10 @@ def deliver(keys: KeyFolder, deliveries: Iterable[Delivery], now_unix: int) -> l
         key = read_client_key(made)
         if key.role != one.role:
             raise ConfigError(f"{made} is a key with the role {key.role}, not {one.role}: choose another name")
+    for one in deliveries:  # relays may stand behind those that name them
+        if one.relays:
+            keys.name_relays(one.name, one.relays)
+        key = read_client_key(client_file(keys.path, one.name))
         if one.folder is not None and not _has(one.folder, key):
             _make_folder(one.folder)
             write_client_key(client_file(one.folder, one.name), key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from isles.proto.key_files import (
 )
 from isles.proto.keys import (
     BROKER_KEYS_MAX,
+    RELAY_KEYS_MAX,
     AllowedKey,
     AllowList,
     BrokerKey,
@@ -86,10 +87,10 @@ class KeyFolder:
         with self._locked():
             return self._make(now_unix)
 
-    def add(self, name: str, role: KeyRole, now_unix: int) -> Path:
-        """Lets a new key of a new name in; its file. Makes the folder on first use.
+    def add(self, name: str, role: KeyRole, now_unix: int, *, relays: Sequence[str] = ()) -> Path:
+        """Lets a new key of a new name in; its file, which names the keys of `relays`. Makes the folder on first use.
 
-        Raises UsageError for a name that has a key already.
+        Raises UsageError for a name that has a key already, or a relay that has none.
         """
         path = client_file(self.path, name)
         with self._locked():
@@ -100,10 +101,27 @@ class KeyFolder:
                     f"{name} has a key already, in {self.path}: give it another one with `isles keys rotate {name}`, "
                     "or choose another name"
                 )
-            return self._add(allowed, path, name, role, now_unix)
+            return self._add(allowed, path, name, role, now_unix, _keys_of_relays(allowed, relays))
+
+    def name_relays(self, name: str, relays: Sequence[str]) -> bool:
+        """Has the file of a name name the keys of these relays and of no others; whether it did not before.
+
+        Raises UsageError for a relay that has no key.
+        """
+        path = client_file(self.path, name)
+        with self._changing():
+            wanted = _keys_of_relays(read_allow_list(self.path), relays)
+            key = read_client_key(path)
+            if key.relays == wanted:
+                return False
+            write_client_key(path, key.model_copy(update={"relays": wanted}))
+            return True
 
     def rotate(self, name: str, now_unix: int) -> Path:
-        """Lets a second key of a name in, and rewrites its file; the earlier one stays valid until `retire`."""
+        """Lets a second key of a name in, and rewrites its file; the earlier one stays valid until `retire`.
+
+        The files here that name it as a relay name the second key, too, from this moment.
+        """
         path = client_file(self.path, name)
         with self._changing():
             allowed = read_allow_list(self.path)
@@ -123,6 +141,8 @@ class KeyFolder:
             keys = self._keys_of(allowed, name)
             write_allow_list(self.path, allowed.without(*keys))
             path.unlink(missing_ok=True)
+            if keys[0].role == "relay":
+                self._follow_relays(allowed)
             return len(keys)
 
     def retire(self, name: str) -> int:
@@ -133,7 +153,14 @@ class KeyFolder:
             old = self._keys_of(allowed, name)[:-1]
             if old:
                 write_allow_list(self.path, allowed.without(*old))
+                if old[0].role == "relay":
+                    self._follow_relays(allowed)
             return len(old)
+
+    def files_with_relay(self, name: str) -> tuple[Path, ...]:
+        """The client files here that name a key of this relay."""
+        publics = {key.public for key in self.allowed().of(name)}
+        return tuple(path for path, key in self._client_files().items() if publics & set(key.relays))
 
     def rotate_broker(self, now_unix: int) -> BrokerRotation:
         """Another pair for the broker's next start; the client files here list it beside those they have."""
@@ -173,17 +200,47 @@ class KeyFolder:
         write_broker_key(self.path, BrokerKey(public=pair.public, secret=pair.secret, made_unix=now_unix))
         return True
 
-    def _add(self, allowed: AllowList, path: Path, name: str, role: KeyRole, now_unix: int) -> Path:
+    def _add(
+        self,
+        allowed: AllowList,
+        path: Path,
+        name: str,
+        role: KeyRole,
+        now_unix: int,
+        relays: tuple[str, ...] = (),
+    ) -> Path:
         pair = generate_pair()
         broker: tuple[str, ...] = (read_broker_key(self.path).public,)
         with suppress(ConfigError):  # of a file that cannot be read, nothing is kept
+            before = read_client_key(path)
             # While the broker's own key is being changed, a client must know both.
-            broker = tuple(dict.fromkeys((*read_client_key(path).broker, *broker)))[-BROKER_KEYS_MAX:]
+            broker = tuple(dict.fromkeys((*before.broker, *broker)))[-BROKER_KEYS_MAX:]
+            relays = relays or before.relays
         entry = AllowedKey(name=name, role=role, public=pair.public, made_unix=now_unix)
         write_allow_list(self.path, allowed.with_key(entry))
-        key = ClientKey(name=name, role=role, public=pair.public, secret=pair.secret, broker=broker, made_unix=now_unix)
+        if role == "relay":
+            self._follow_relays(allowed)
+        key = ClientKey(
+            name=name,
+            role=role,
+            public=pair.public,
+            secret=pair.secret,
+            broker=broker,
+            relays=relays,
+            made_unix=now_unix,
+        )
         write_client_key(path, key)
         return path
+
+    def _follow_relays(self, before: AllowList) -> None:
+        """Has the client files here name the keys that their relays have now; `before` is the list so far."""
+        present = read_allow_list(self.path)
+        for path, key in self._client_files().items():
+            found = (before.find(public) for public in key.relays)
+            names = dict.fromkeys(relay.name for relay in found if relay is not None)
+            relays = tuple(one.public for name in names for one in present.of(name))[:RELAY_KEYS_MAX]
+            if relays != key.relays:
+                write_client_key(path, key.model_copy(update={"relays": relays}))
 
     def _client_files(self) -> dict[Path, ClientKey]:
         paths = sorted(path for path in self.path.glob("*.key") if path.name != BROKER_FILE)
@@ -226,6 +283,19 @@ class KeyFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def _keys_of_relays(allowed: AllowList, names: Sequence[str]) -> tuple[str, ...]:
+    """The public keys of some relays. Raises UsageError for a name that is no relay's, or too many of them."""
+    publics: list[str] = []
+    for name in names:
+        keys = allowed.of(name)
+        if not keys or keys[0].role != "relay":
+            raise UsageError(f"{name} is no relay that has a key: make one first, `isles keys new {name} --role relay`")
+        publics += [key.public for key in keys if key.public not in publics]
+    if len(publics) > RELAY_KEYS_MAX:
+        raise UsageError(f"{', '.join(names)} have {len(publics)} keys; one file names at most {RELAY_KEYS_MAX}")
+    return tuple(publics)
 
 
 def is_broker(name: str) -> bool:

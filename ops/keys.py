@@ -13,7 +13,7 @@ import click
 from isles.ops.wording import counted
 from isles.proto.errors import UsageError
 from isles.proto.key_files import ALLOW_LIST_FILE, BROKER_FILE
-from isles.proto.keys import KEY_ROLES, KeyRole
+from isles.proto.keys import KEY_ROLES, RELAYED_ROLES, KeyRole
 
 if TYPE_CHECKING:
     from isles.ops.key_folder import BrokerRotation, KeyFolder
@@ -29,7 +29,8 @@ connections that stand, too.
 """
 NEW_TEXT: Final = """Let a new key in, and write its file.
 
-Makes the folder and the broker's own key on first use. Processes that do the same work may share one key.
+Makes the folder and the broker's own key on first use. Processes that do the same work may share one key. With
+--relay the file also names the keys of the relays that its process may dial; each has a key already.
 """
 ROTATE_TEXT: Final = """Give NAME another key; the earlier one is let in until `isles keys revoke NAME --old`.
 
@@ -44,7 +45,7 @@ With `broker --old`, the files here list only the present key of the broker.
 START: Final[dict[KeyRole, str]] = {
     "worker": "isles worker --broker ADDRESS --key {path}",
     "outer": "isles outer --broker ADDRESS --key {path}",
-    "relay": "the relay's setting for its home broker, {path}",
+    "relay": "isles broker --upstream ADDRESS --key {path} --region REGION",
     "operator": "isles status --broker ADDRESS --key {path}, and the same with any other command that asks a broker",
 }
 
@@ -94,21 +95,28 @@ def _new_command() -> click.Command:
         ["--role"], type=click.Choice(KEY_ROLES), required=True, help="What its owner may be; evaluators are operators."
     )
     is_lenient = click.Option(
-        ["--if-missing", "is_lenient"], is_flag=True, help="Do nothing if NAME has a key of this role already."
+        ["--if-missing", "is_lenient"], is_flag=True, help="Make nothing if NAME has a key of this role already."
     )
-    parameters = [_name_argument(), role, is_lenient, _folder_option()]
+    relays = click.Option(
+        ["--relay", "relays"], multiple=True, metavar="NAME", help="A relay that its owner may dial; repeat it."
+    )
+    parameters = [_name_argument(), role, relays, is_lenient, _folder_option()]
     return click.Command("new", callback=_new, help=NEW_TEXT, params=parameters)
 
 
-def _new(name: str, role: KeyRole, is_lenient: bool, folder: Path) -> int:
+def _new(name: str, role: KeyRole, relays: tuple[str, ...], is_lenient: bool, folder: Path) -> int:
     keys = _open(folder)
+    if relays and role not in RELAYED_ROLES:
+        raise UsageError(f"--relay is for the roles {' and '.join(RELAYED_ROLES)}: who is {role} dials the broker")
     if is_lenient and keys.exists and keys.has_file(name):
         owned = keys.allowed().of(name)
         if owned and owned[0].role == role:
             click.echo(f"{name} has a key already: {folder / name}.key")
+            if relays and keys.name_relays(name, relays):
+                click.echo(f"wrote     {folder / name}.key  names {', '.join(relays)}, too: carry it over anew")
             return 0
     is_new = not keys.exists
-    path = keys.add(name, role, _now())
+    path = keys.add(name, role, _now(), relays=relays)
     if is_new:
         click.echo(f"made      {folder / BROKER_FILE}  the broker's own key; it stays with the broker")
     click.echo(f"wrote     {path}  the key of {role} {name}, readable by you alone")
@@ -116,7 +124,7 @@ def _new(name: str, role: KeyRole, is_lenient: bool, folder: Path) -> int:
     if is_new:
         click.echo(f"next      start the broker with its keys: isles broker --keys {folder}")
     click.echo(f"next      carry {path} to where it is used, and nowhere else:")
-    click.echo(f"          {START[role].format(path=path)}")
+    click.echo(f"          {START[role].format(path=path)}{' --relay ADDRESS' if relays else ''}")
     return 0
 
 
@@ -203,6 +211,12 @@ def _rotate(name: str, folder: Path) -> int:
         return 0
     path = keys.rotate(name, _now())
     click.echo(f"wrote     {path}  another key of {name}; its earlier one is let in, too")
+    if others := keys.files_with_relay(name):
+        for other in others:
+            click.echo(f"wrote     {other}  names it")
+        click.echo("next      carry those files over first: with an older copy nobody gets in at this relay")
+        click.echo(f"          then this one, and restart the relay; then `isles keys revoke {name} --old`")
+        return 0
     click.echo(f"next      carry it to wherever {name} uses a copy; a running process reads it by itself")
     click.echo(f"          then `isles keys revoke {name} --old`")
     return 0

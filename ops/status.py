@@ -43,9 +43,9 @@ def build(name: str) -> click.Command:
     def status(broker: str | None, key: Path | None, run_dir: Path | None, timeout: float, is_json: bool) -> int:
         """Show what a broker knows of its run.
 
-        What it warns of, learners by region with when they were last seen, fragments with their versions, leases,
-        pending contributions, totals, and the newest figures. Ends with 0 if the broker answered within the timeout,
-        else with 5.
+        What it warns of, learners by region with when they were last seen, relays, fragments with their versions,
+        leases, pending contributions, totals, and the newest figures. Ends with 0 if the broker answered within the
+        timeout, else with 5.
         """
         from isles.ops.watch import watch
 
@@ -97,6 +97,15 @@ def as_json(status: Status, unix: float) -> dict[str, Any]:
         "broker_incarnation": status.broker_incarnation,
         "uptime_seconds": status.uptime_seconds,
         "regions": regions,
+        "relays": [
+            {
+                "relay": one.relay,
+                "is_live": one.is_live,
+                "last_seen_seconds": round(max(0.0, unix - one.last_seen_unix), 3),
+                **one.facts.model_dump(mode="json"),
+            }
+            for one in status.relays
+        ],
         "fragments": fragments,
         "leases": [lease.model_dump(mode="json") for lease in status.leases],
         "reports": [report.model_dump(mode="json") for report in status.reports],
@@ -130,7 +139,9 @@ def render(status: Status, unix: float, address: str) -> list[RenderableType]:
         f"{bytes_text(totals.bytes_up)} up, {bytes_text(totals.bytes_down)} down"
     )
     concerns = [Text(line, style="yellow") for line in concern_lines(status)]
-    return [head, *concerns, _learner_table(status, unix), _fragment_table(status, unix), *_figures(status, unix)]
+    relays = [_relay_table(status, unix)] if status.relays else []
+    tables = [_learner_table(status, unix), *relays, _fragment_table(status, unix)]
+    return [head, *concerns, *tables, *_figures(status, unix)]
 
 
 def _settings_line(epoch: int) -> str:
@@ -163,6 +174,23 @@ def _learner_table(status: Status, unix: float) -> Table:
             f"{learner.step_seconds:.3g}",
             str(learner.num_shards),
             seconds_text(max(0.0, unix - learner.last_seen_unix)),
+        )
+    return table
+
+
+def _relay_table(status: Status, unix: float) -> Table:
+    table = _table(("region", "relay", "state"), ("clients", "link", "waiting", "cache", "last seen"))
+    for one in status.relays:
+        facts = one.facts
+        table.add_row(
+            facts.region,
+            one.relay,
+            "[green]live[/]" if one.is_live else "[dim]gone[/]",
+            amount(facts.num_clients),
+            f"{1000 * facts.round_trip_seconds:.0f} ms" if facts.round_trip_seconds else "",
+            f"{amount(facts.num_waiting)}, {bytes_text(facts.waiting_bytes)}" if facts.num_waiting else "0",
+            bytes_text(facts.cache_bytes),
+            seconds_text(max(0.0, unix - one.last_seen_unix)),
         )
     return table
 

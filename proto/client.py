@@ -8,6 +8,7 @@
 
 Every ask is repeated until it is answered, so every ask must be one that may be repeated; those of `messages.py` are.
 An ask with a payload is answered by GRANT first, which is followed here by the chunks, and then by the real answer.
+A relay may say RECEIPT in between: the chunks need not be sent again, and the real answer may take long.
 When a broker has forgotten the session (it was restarted) the client says HELLO again and repeats what is unanswered.
 """
 
@@ -20,6 +21,7 @@ from typing import Final
 from isles.proto.errors import PayloadError
 from isles.proto.messages import (
     REFUSALS,
+    Accepted,
     AskStatus,
     BlobRef,
     Channel,
@@ -27,13 +29,18 @@ from isles.proto.messages import (
     Credit,
     Error,
     ErrorCode,
+    Expired,
     Fenced,
     Grant,
     Hello,
     Hint,
     Leave,
     Limits,
+    Merged,
     Message,
+    Offer,
+    Receipt,
+    Rejected,
     RetryAfter,
     Welcome,
 )
@@ -46,6 +53,8 @@ JOIN_RETRY_SECONDS_MAX: Final = 2.0
 """A broker that is back should be found soon."""
 STALL_SECONDS: Final = 15.0
 """A transfer without progress for this long is asked for again: 8 chunks of 1 MiB at 5 Mbit/s take 13 s."""
+RECEIPT_SECONDS: Final = 30.0
+"""Between two asks for the real answer to what a relay has: it tells by itself, unless it was restarted."""
 DAMAGED_MAX: Final = 3
 """How often an upload that arrived damaged is repeated before its asker is told."""
 
@@ -129,11 +138,21 @@ def as_error(reply: Message) -> Error:
     return Error(code="bad-message", text=f"the answer is {type(reply).__name__}")
 
 
+def _is_of_another(ask: Message, reply: Message) -> bool:
+    """Whether an answer names another contribution than the one that was offered: numbers alone may mislead."""
+    if not isinstance(ask, Offer):
+        return False
+    return isinstance(reply, Accepted | Expired | Merged | Rejected | Receipt) and reply.id != ask.contribution.id
+
+
 @dataclass
 class Client:
     """The protocol state of one process towards its broker."""
 
     hello: Hello
+    prove: Callable[[Message, str], Message] | None = None
+    """Adds the proof that a relay has to hand over to a HELLO or an OFFER; the text is the store that this process's
+    state is of. None = nothing is proved."""
     is_refused: bool = False
     session: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -237,7 +256,7 @@ class Client:
                 return self._take_chunk(message, payload or b"", now)
             case Credit():
                 return self._take_credit(message, now)
-            case Error(code="denied" | "quarantined"):
+            case Error(code="denied" | "quarantined") if not self._is_about_offer(message):
                 return self._refuse(message.code, message.text)
             case Error(code="unknown-session"):
                 return self.start(now) if self.session else []
@@ -251,14 +270,24 @@ class Client:
             case Error() if message.request in self._downloads:
                 return self._take_fetch_error(message)
         asked = self._asked.get(message.request)
-        return [] if asked is None else self._take_answer(asked, message, now)
+        return [] if asked is None or _is_of_another(asked.message, message) else self._take_answer(asked, message, now)
+
+    def _is_about_offer(self, error: Error) -> bool:
+        """Whether a relay is told about a contribution that it hands over, not about itself."""
+        asked = self._asked.get(error.request)
+        is_offer = asked is not None and isinstance(asked.message, Offer)
+        return is_offer and self.hello.role == "relay" and error.code == "quarantined"
 
     # --------------------------------------------------------------------------------------------------------- joining
 
     def _say_hello(self, now: float) -> list[Instruction]:
         self._hello_deadline = now + self._hello_retry_seconds
         self._hello_retry_seconds = min(2 * self._hello_retry_seconds, JOIN_RETRY_SECONDS_MAX)
-        return [Send(Channel.CONTROL, self.hello.addressed(request=self._hello_request))]
+        return [Send(Channel.CONTROL, self._proved(self.hello).addressed(request=self._hello_request))]
+
+    def _proved(self, message: Message) -> Message:
+        """The message as it is said now: what it proves may have changed since it was said last."""
+        return message if self.prove is None else self.prove(message, self.hello.store)
 
     def _take_welcome(self, welcome: Welcome, now: float) -> list[Instruction]:
         if welcome.request != self._hello_request or self._hello_deadline is None:
@@ -312,12 +341,16 @@ class Client:
         return [Send(channel, message.addressed(request=number, session=self.session), payload)]
 
     def _repeat(self, asked: _Asked) -> list[Instruction]:
-        return self._send(Channel.CONTROL, asked.message, request=asked.request)
+        message = self._proved(asked.message) if isinstance(asked.message, Offer) else asked.message
+        return self._send(Channel.CONTROL, message, request=asked.request)
 
     def _take_answer(self, asked: _Asked, message: Message, now: float) -> list[Instruction]:
         match message:
             case Grant():
                 return self._take_grant(asked, message, now)
+            case Receipt():
+                asked.upload, asked.deadline = None, now + RECEIPT_SECONDS
+                return []
             case RetryAfter():
                 asked.upload = None
                 asked.deadline = now + message.seconds

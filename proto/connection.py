@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
@@ -34,8 +35,16 @@ class Dropped:
 class Connection:
     """Performs what the protocol core orders and hands its news on. Belongs to one thread; only `wake` does not."""
 
-    def __init__(self, hello: Hello, transport: ClientTransport, clock: Clock) -> None:
-        self.client = Client(hello)
+    def __init__(
+        self,
+        hello: Hello,
+        transport: ClientTransport,
+        clock: Clock,
+        *,
+        prove: Callable[[Message, str], Message] | None = None,
+    ) -> None:
+        """`prove` adds the proofs that a relay hands over, see `Client`."""
+        self.client = Client(hello, prove)
         self._transport = transport
         self._clock = clock
         self._news: list[News] = []

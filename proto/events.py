@@ -19,6 +19,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "message.refused": ("code", "text"),
     "broker.joined": ("address", "run"),
     "broker.lost": ("address", "silent_seconds"),
+    "way.changed": ("address", "silent_seconds"),
     "messages.dropped": ("unsent", "unread", "hints"),
     "blob.unavailable": ("digest", "text"),
     # broker

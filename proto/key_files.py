@@ -80,6 +80,7 @@ class KeyWatch:
         self._stamp = stamp
         try:
             key = read_client_key(Path(self._key.path))
+            key = key.for_relay() if self._key.is_for_relay else key
         except ConfigError:
             return None
         is_same, self._key = key.model_dump() == self._key.model_dump(), key
@@ -142,6 +143,9 @@ def write_client_key(path: Path, key: ClientKey) -> None:
     head = f"# The key of {key.role} {key.name}: carry it to that process and show it to nobody."
     broker = ", ".join(f'"{public}"' for public in key.broker)
     lines = [head, f'name = "{key.name}"', f'role = "{key.role}"', *_pair_lines(key), f"broker = [{broker}]"]
+    if key.relays:
+        relays = ", ".join(f'"{public}"' for public in key.relays)
+        lines.append(f"relays = [{relays}]")
     _write(path, [*lines, f"made_unix = {key.made_unix}"], SECRET_MODE)
 
 

@@ -5,13 +5,15 @@ secret half never leaves its file. One folder, made by `isles keys`, holds what 
 
     broker.key      the broker's own pair; readable by its owner alone
     allowed.toml    the allow-list: name, role and public key of everybody who is let in
-    NAME.key        for the process NAME, and the only file it needs: its pair, and the public keys of its broker
+    NAME.key        for the process NAME, and the only file it needs: its pair, and the public keys of its broker, and
+                    of the relays through which it may talk to it
 
 Every file is TOML. A file that is missing, damaged, too long or open to others is one clear sentence, never a guess.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
@@ -27,11 +29,15 @@ Z85_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 """Digits of z85 in order of their value; none of them needs an escape in TOML."""
 BROKER_KEYS_MAX: Final = 4
 """Public keys of its broker that one client file lists: the present one and the next one, and room for a mistake."""
+RELAY_KEYS_MAX: Final = 8
+"""Public keys of relays that one client file lists: two relays of its region, each as its broker."""
 ALLOWED_MAX: Final = 4096
 """Keys of one allow-list: as many as there may be learners."""
 KeyRole = Literal["worker", "outer", "relay", "operator"]
 """What the owner of a key may be; an operator's key also serves an evaluator."""
 KEY_ROLES: Final[tuple[KeyRole, ...]] = ("worker", "outer", "relay", "operator")
+RELAYED_ROLES: Final[tuple[KeyRole, ...]] = ("worker", "operator")
+"""Whose processes may dial a relay instead of the broker: workers, and with an operator's key an evaluator."""
 
 
 def is_key(text: str) -> bool:
@@ -45,6 +51,17 @@ def is_key(text: str) -> bool:
         if value >> 32:
             return False
     return True
+
+
+def key_bytes(text: str) -> bytes:
+    """The 32 bytes of a key for which `is_key` holds."""
+    values = []
+    for start in range(0, KEY_LENGTH, 5):
+        value = 0
+        for character in text[start : start + 5]:
+            value = value * 85 + Z85_ALPHABET.index(character)
+        values.append(value.to_bytes(4, "big"))
+    return b"".join(values)
 
 
 def _check_key(text: str) -> str:
@@ -83,13 +100,33 @@ class ClientKey(KeyPair):
     role: KeyRole
     broker: Annotated[tuple[Z85Key, ...], Field(min_length=1, max_length=BROKER_KEYS_MAX)]
     """Public keys of the broker, tried in turn: the present one, and the next one while it is being changed."""
+    relays: Annotated[tuple[Z85Key, ...], Field(max_length=RELAY_KEYS_MAX)] = ()
+    """Public keys of the relays that this process may dial instead of its broker, tried in turn."""
     made_unix: Annotated[int, Field(ge=0)] = 0
     _path: str = PrivateAttr(default="")
+    _is_for_relay: bool = PrivateAttr(default=False)
 
     @property
     def path(self) -> str:
         """The file it was read from; empty if it came from none."""
         return self._path
+
+    @property
+    def is_for_relay(self) -> bool:
+        """Whether `broker` lists the keys of relays, since one of those is dialled in place of the broker."""
+        return self._is_for_relay
+
+    def for_relay(self) -> ClientKey:
+        """This key as a relay is dialled with it. Raises ConfigError if it names no relay."""
+        if not self.relays:
+            raise ConfigError(
+                f"the key of {self.role} {self.name} names no relay, so it opens none: where the broker runs, name its "
+                f"relay with `isles keys new {self.name} --role {self.role} --relay RELAY --if-missing`, and carry the "
+                "file over anew"
+            )
+        key = self.model_copy(update={"broker": self.relays})
+        key._is_for_relay = True  # noqa: SLF001 - of the copy
+        return key
 
 
 class AllowedKey(Part):
@@ -123,6 +160,12 @@ class AllowList(Part):
     def find(self, public: str) -> AllowedKey | None:
         """The entry of a public key (z85); None = nobody we know."""
         return self._by_public.get(public)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hexadecimal digest of who is let in as what, whatever the order: tells whether two lists say the same."""
+        lines = sorted(f"{key.name} {key.role} {key.public}\n" for key in self.keys)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def of(self, name: str) -> tuple[AllowedKey, ...]:
         """All keys of one name, the oldest first."""

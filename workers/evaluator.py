@@ -151,7 +151,8 @@ class Evaluator:
         except UnreachableError:
             if self._lost_at is None and not self._should_stop():
                 self._lost_at = now
-                self._logger.warning("broker.lost", address=self._settings.broker, silent_seconds=round(ASK_SECONDS, 1))
+                address, silent_seconds = self._settings.address, round(ASK_SECONDS, 1)
+                self._logger.warning("broker.lost", address=address, silent_seconds=silent_seconds)
             return
         except PayloadError as error:
             self._logger.warning("blob.unavailable", digest="", text=str(error))
@@ -170,7 +171,7 @@ class Evaluator:
 
     def _begin(self) -> None:
         """Goes on from the figures that are there; without one of version 0 that is the first to get."""
-        status = ask(self._connection, AskStatus(), Status, ASK_SECONDS, address=self._settings.broker)
+        status = ask(self._connection, AskStatus(), Status, ASK_SECONDS, address=self._settings.address)
         earlier = [report for report in status.reports if report.name == FIGURE and report.versions]
         if not any(_is_first(report) for report in earlier):
             fetcher = self._fetcher(self._settings.fetch_timeout_seconds, self._should_stop)
@@ -181,7 +182,7 @@ class Evaluator:
 
     def _see_heads(self, timeout_seconds: float) -> float:
         """Takes note of the newest versions; returns the run's progress by them."""
-        reply = ask(self._connection, AskHeads(), Heads, timeout_seconds, address=self._settings.broker)
+        reply = ask(self._connection, AskHeads(), Heads, timeout_seconds, address=self._settings.address)
         self._agenda.see({head.fragment: head.version for head in reply.heads}, self._clock.now())
         trained = [head for head in reply.heads if head.fragment < self._record.sync.num_fragments]
         return self._record.budget.progress(
@@ -196,7 +197,7 @@ class Evaluator:
         self._see_heads(self._settings.final_timeout_seconds)
         if self._agenda.is_behind:
             self._evaluate_newest(max(1.0, deadline - self._clock.now()), lambda: False)
-        ask(self._connection, Leave(), Done, LEAVE_SECONDS, address=self._settings.broker)
+        ask(self._connection, Leave(), Done, LEAVE_SECONDS, address=self._settings.address)
 
     # ------------------------------------------------------------------------------------------------- one evaluation
 
@@ -222,14 +223,14 @@ class Evaluator:
 
     def _report(self, report: Report) -> None:
         self._unreported = report
-        ask(self._connection, report, Done, ASK_SECONDS, address=self._settings.broker)
+        ask(self._connection, report, Done, ASK_SECONDS, address=self._settings.address)
         self._unreported = None
 
     def _fetcher(self, timeout_seconds: float, should_stop: Callable[[], bool]) -> ParameterFetcher:
         return ParameterFetcher(
             self._connection,
             self._record,
-            address=self._settings.broker,
+            address=self._settings.address,
             timeout_seconds=timeout_seconds,
             clock=self._clock,
             should_stop=should_stop,
@@ -254,11 +255,11 @@ def serve(config: Config, *, logger: Logger, should_stop: Event) -> int:
     device = choose_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    connection = connect(settings.broker, settings.key, "evaluator", settings.id, stated=statements(config))
+    connection = connect(settings.route, "evaluator", settings.id, stated=statements(config))
     try:
         record = _await_record(connection, settings, should_stop.is_set)
         check_times(times_of("evaluator", settings) | times_told(connection.client.limits), logger)
-        logger.info("broker.joined", address=settings.broker, run=record.run)
+        logger.info("broker.joined", address=settings.address, run=record.run)
         run = config.section("run", RunSettings)
         task = make_task(record, run.task, config.sections["task"].model_dump())
         model = task.build_model(record.seed).to(device)
@@ -287,12 +288,13 @@ def _await_record(connection: Connection, settings: EvaluatorSettings, should_st
     clock = SystemClock()
     deadline = clock.now() + settings.record_timeout_seconds
     while clock.now() < deadline and not should_stop():
-        welcome = say_hello(connection, settings.join_timeout_seconds, address=settings.broker, should_stop=should_stop)
+        seconds, address = settings.join_timeout_seconds, settings.address
+        welcome = say_hello(connection, seconds, address=address, should_stop=should_stop)
         if welcome.run_record is not None:
             return welcome.run_record
-        _await_start(connection, settings.broker, clock, should_stop)
+        _await_start(connection, settings.address, clock, should_stop)
     raise UnreachableError(
-        f"no worker has started a run at {settings.broker} within {settings.record_timeout_seconds:g} s: start one, "
+        f"no worker has started a run at {settings.address} within {settings.record_timeout_seconds:g} s: start one, "
         "then the evaluator again"
     )
 

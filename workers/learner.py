@@ -31,6 +31,7 @@ from isles.proto.ids import NAME_LENGTH_MAX, is_name
 from isles.proto.logs import Logger, SilentLogger
 from isles.proto.messages import Hello, Progress
 from isles.proto.policy import policy
+from isles.proto.route import Route
 from isles.proto.transport.address import DEFAULT_BROKER
 from isles.proto.transport.interface import ClientTransport
 from isles.workers.checkpoint import CheckpointWriter, origin_of, read_checkpoint
@@ -73,7 +74,7 @@ class Learner:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        broker: str = DEFAULT_BROKER,
+        broker: str | Route = DEFAULT_BROKER,
         key: Path | None = None,
         learner: str,
         rejoin: str = "",
@@ -102,20 +103,20 @@ class Learner:
         seed, task and corpus, and its own weights as version 0. An existing run replaces all of that; what is in
         `stated` (dotted keys of the run record) must agree with it. `num_shards` data shards are leased for it.
         With a `checkpoint_dir` of its own it can be restarted. `should_stop` is looked at wherever it waits.
-        `rejoin` belongs to a name that a broker gave. `connect` makes another transport than ZeroMQ. Raises ConfigError
-        for a name that is none.
+        `rejoin` belongs to a name that a broker gave. `broker` may be a Route, which has its own `key`, and perhaps a
+        relay. `connect` makes another transport than ZeroMQ. Raises ConfigError for a name that is none.
         """
         for what, name in {"learner": learner, "region": region, "run": run or DEFAULT_RUN}.items():
             if not is_name(name):
                 raise ConfigError(f"{what} = {name!r} is no name: {NAME_RULE}")
         self._model = model
         self._optimizer = optimizer
-        self._address = broker
-        self._key = key
+        self._route = broker if isinstance(broker, Route) else Route(broker, key)
+        self._address = self._route.address
         self._name = learner
         self._clock = clock or SystemClock()
         self._log = log or SilentLogger()
-        self._connect = connect or self._dial
+        self._connect = connect
         self._new_run = (
             None
             if budget is None
@@ -171,7 +172,7 @@ class Learner:
         deadline = self._clock.now() + self._join_timeout_seconds
         tensors = describe(self._model)
         check_optimizer(self._model, self._optimizer)
-        connection = Connection(with_origin(self._hello, self._checkpoint_dir), self._connect(), self._clock)
+        connection = self._open()
         try:
             joined = Joiner(
                 connection,
@@ -323,10 +324,15 @@ class Learner:
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    def _dial(self) -> ClientTransport:
-        from isles.proto.transport.dial import dial
-
-        return dial(self._address, self._key)
+    def _open(self) -> Connection:
+        hello = with_origin(self._hello, self._checkpoint_dir)
+        if self._connect is not None:
+            return Connection(hello, self._connect(), self._clock)
+        return self._route.connect(
+            hello,
+            self._clock,
+            lambda way, seconds: self._log.warning("way.changed", address=way, silent_seconds=round(seconds, 1)),
+        )
 
     def _begin(self, connection: Connection, joined: Joined, tensors: ModelTensors) -> _Started:
         """Compares the checkpoint, if there is one, with the store's books, and restores what they leave of it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, TypeVar
 
 from isles.proto.agreement import RunRecord, Scalar
@@ -19,6 +18,7 @@ from isles.proto.config import Config
 from isles.proto.connection import Connection, raise_if_refused
 from isles.proto.errors import ConfigError, RefusedError, unanswered
 from isles.proto.messages import COUNT_MAX, AskStatus, Hello, Role, Status, Welcome
+from isles.proto.route import Route
 from isles.workers.claim import Identity, new_incarnation
 from isles.workers.task import Task, load_task
 
@@ -85,33 +85,27 @@ def make_task(record: RunRecord | None, name: str, own: Mapping[str, Scalar]) ->
     return task
 
 
-def connect(
-    address: str, key: Path | None, role: Role, name: str, *, stated: Mapping[str, Scalar] | None = None
-) -> Connection:
+def connect(route: Route, role: Role, name: str, *, stated: Mapping[str, Scalar] | None = None) -> Connection:
     """A new incarnation's connection over ZeroMQ; nothing is said yet.
 
     Raises ConfigError for an address or a key file that cannot be used.
     """
-    from isles.proto.transport.dial import dial
-
-    hello = Hello(role=role, id=name, incarnation=new_incarnation(), stated=dict(stated or {}))
-    return Connection(hello, dial(address, key), SystemClock())
+    return route.connect(Hello(role=role, id=name, incarnation=new_incarnation(), stated=dict(stated or {})))
 
 
 def read_run_record(
-    address: str,
-    key: Path | None,
+    route: Route,
     timeout_seconds: float,
     *,
     stated: Mapping[str, Scalar] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunRecord | None:
-    """The record of the run at this broker; None if no worker has started it yet.
+    """The record of the run at the broker; None if no worker has started it yet.
 
     Needs no session, so that no learner is disturbed. Raises UnreachableError after the timeout or a request to stop,
     RefusedError if something in `stated` is not the run's, or the broker will not have this process.
     """
-    connection = connect(address, key, "operator", "reader")
+    address, connection = route.address, connect(route, "operator", "reader")
     question = AskStatus(reports_after=COUNT_MAX, wants_record=True)
 
     def ask(timeout_seconds: float) -> Status | None:
@@ -135,8 +129,7 @@ def read_run_record(
 
 @contextmanager
 def asking_for_id(
-    address: str,
-    key: Path | None,
+    route: Route,
     region: str,
     timeout_seconds: float,
     *,
@@ -148,7 +141,7 @@ def asking_for_id(
     Whoever asks again as the same incarnation is given the same one, until the context is left without an error: that
     says that the id is kept.
     """
-    connection = connect(address, key, "worker", "")
+    address, connection = route.address, connect(route, "worker", "")
     hello = connection.client.hello
     connection.client.hello = hello.model_copy(update={"region": region, "incarnation": incarnation})
     try:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from isles.proto.agreement import NotNegative, Positive
 from isles.proto.ids import NAME_LENGTH_MAX, Name, is_name
 from isles.proto.messages import SHARDS_MAX
+from isles.proto.route import RELAY_TIMEOUT_SECONDS, Route
 from isles.proto.timeouts import faults, times_of
 from isles.proto.transport.address import DEFAULT_BROKER, BrokerAddress
 
@@ -35,9 +36,29 @@ class _ClientSettings(BaseModel):
     key: Path | None = Field(
         default=None, description="key file of this process, made by `isles keys`; a broker without keys wants none"
     )
+    relay: BrokerAddress | None = Field(
+        default=None,
+        description="address of the relay of this region, which is talked to instead of the broker; if a broker is "
+        "named, too, it is the way while the relay is silent",
+    )
+    relay_timeout_seconds: Positive = Field(
+        default=RELAY_TIMEOUT_SECONDS,
+        description="silence of the relay after which the broker is asked, in seconds; some heartbeats of the broker",
+    )
     device: DeviceName = Field(
         default="auto", description="where the model is computed; auto takes cuda, then mps, then cpu"
     )
+
+    @property
+    def route(self) -> Route:
+        """How it reaches its run. With a relay, a broker that nobody named is none."""
+        broker = self.broker if self.relay is None or "broker" in self.model_fields_set else None
+        return Route(broker, self.key, self.relay, self.relay_timeout_seconds)
+
+    @property
+    def address(self) -> str:
+        """Whom it means to talk to, for sentences."""
+        return self.route.address
 
 
 class WorkerSettings(_ClientSettings):
@@ -74,6 +95,11 @@ class WorkerSettings(_ClientSettings):
     @classmethod
     def _check_id(cls, name: str) -> str:
         return _checked_name(name)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_patience(self.route, self.join_timeout_seconds)
+        return self
 
 
 class EvaluatorSettings(_ClientSettings):
@@ -117,7 +143,17 @@ class EvaluatorSettings(_ClientSettings):
     def _check(self) -> Self:
         if wrong := faults(times_of("evaluator", self)):
             raise ValueError(wrong[0])
+        _check_patience(self.route, self.join_timeout_seconds)
         return self
+
+
+def _check_patience(route: Route, join_timeout_seconds: float) -> None:
+    if route.relay and route.broker and join_timeout_seconds <= route.relay_timeout_seconds:
+        raise ValueError(
+            f"join_timeout_seconds = {join_timeout_seconds:g} is not over relay_timeout_seconds = "
+            f"{route.relay_timeout_seconds:g}, so a process whose relay is away would give up before it asks the home "
+            "broker: raise the first or lower the second"
+        )
 
 
 def _checked_name(name: str) -> str:

@@ -257,8 +257,7 @@ def _claim(settings: WorkerSettings, should_stop: Event) -> Claim:
 
     def ask(incarnation: str) -> AbstractContextManager[Identity]:
         return asking_for_id(
-            settings.broker,
-            settings.key,
+            settings.route,
             settings.region,
             settings.join_timeout_seconds,
             incarnation=incarnation,
@@ -302,8 +301,7 @@ class _Worker:
 
     def _read_record(self) -> RunRecord | None:
         return read_run_record(
-            self.settings.broker,
-            self.settings.key,
+            self.settings.route,
             self.settings.join_timeout_seconds,
             stated=statements(self.config),
             should_stop=self.should_stop.is_set,
@@ -356,8 +354,7 @@ class _Worker:
         return Learner(
             model,
             optimizer,
-            broker=self.settings.broker,
-            key=self.settings.key,
+            broker=self.settings.route,
             learner=self.claim.name,
             rejoin=self.claim.rejoin,
             region=self.settings.region,

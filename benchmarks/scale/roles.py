@@ -170,10 +170,11 @@ def _compare(learner: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from isles.proto.messages import AskStatus, Status
+    from isles.proto.route import Route
     from isles.workers.parameters import parameters_digest
     from isles.workers.record import connect
 
-    connection = connect(arguments.broker, None, "operator", "scale")
+    connection = connect(Route(arguments.broker), "operator", "scale")
     try:
         status = connection.ask_and_wait(AskStatus(), ANSWER_SECONDS, address=arguments.broker)
     finally:

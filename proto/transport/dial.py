@@ -16,3 +16,8 @@ def dial(address: str, key: Path | None = None) -> ZmqClient:
     cannot be used.
     """
     return ZmqClient(Address.parse(address), None if key is None else read_client_key(key))
+
+
+def dial_relay(address: str, key: Path | None = None) -> ZmqClient:
+    """The way to the relay at `address`; as `dial`, but only a relay is talked to that the key file names."""
+    return ZmqClient(Address.parse(address), None if key is None else read_client_key(key).for_relay())

@@ -20,6 +20,7 @@ from isles.proto.connection import Connection
 from isles.proto.errors import ConfigError, RefusedError, UsageError
 from isles.proto.logs import ListLogger
 from isles.proto.messages import AskHeads, Hello, Role
+from isles.proto.route import Route
 from isles.proto.transport.dial import dial
 from isles.workers.claim import IDENTITY_NAME, Claim, claim_given
 from isles.workers.record import asking_for_id
@@ -79,8 +80,7 @@ class House:
 
     def ask_for_id(self, incarnation: str) -> Any:
         return asking_for_id(
-            self.address,
-            self.key("service"),
+            Route(self.address, self.key("service")),
             "local",
             WAIT_SECONDS,
             incarnation=incarnation,

@@ -48,7 +48,7 @@ def test_every_requirement_is_pinned(project: dict[str, Any], root: Path) -> Non
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", pin) for pin in pins)
     extras = project["project"]["optional-dependencies"]
-    wanted = project["project"]["dependencies"] + extras["plot"] + extras["train"] + extras["dev"]
+    wanted = project["project"]["dependencies"] + extras["plot"] + extras["relay"] + extras["train"] + extras["dev"]
     assert {requirement_name(line) for line in wanted} <= {requirement_name(pin) for pin in pins}
 
 

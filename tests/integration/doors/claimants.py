@@ -22,6 +22,7 @@ from isles.proto.client import Client
 from isles.proto.connection import Connection
 from isles.proto.errors import IslesError
 from isles.proto.messages import Welcome
+from isles.proto.route import Route
 from isles.proto.transport.zmq_transport import ZmqClient
 from isles.workers import claim, record
 
@@ -80,7 +81,7 @@ def work(address: str, key: str, folder: str, point: str) -> None:
 
     def ask(incarnation: str) -> AbstractContextManager[claim.Identity]:
         return record.asking_for_id(
-            address, Path(key), "local", WAIT_SECONDS, incarnation=incarnation, should_stop=lambda: False
+            Route(address, Path(key)), "local", WAIT_SECONDS, incarnation=incarnation, should_stop=lambda: False
         )
 
     try:

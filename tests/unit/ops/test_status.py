@@ -13,7 +13,16 @@ from isles.ops.reach import running_broker
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.status import as_json, render
 from isles.proto.errors import UsageError
-from isles.proto.messages import LearnerInfo, LeaseInfo, ReportInfo, Status, Totals, VersionInfo
+from isles.proto.messages import (
+    LearnerInfo,
+    LeaseInfo,
+    RelayFacts,
+    RelayInfo,
+    ReportInfo,
+    Status,
+    Totals,
+    VersionInfo,
+)
 
 
 @pytest.fixture
@@ -69,6 +78,41 @@ def test_the_tables_fit_eighty_columns_without_loss(status: Status) -> None:
 def test_changes_of_the_settings_are_told(epoch: int, text: str, status: Status) -> None:
     assert "settings were changed" not in text_of(status)
     assert text in text_of(status.model_copy(update={"settings_epoch": epoch}))
+
+
+@pytest.fixture
+def relayed(status: Status) -> Status:
+    """The same with a relay that has much to hand over, and one that has gone."""
+    facts = RelayFacts(
+        region="us", num_clients=12, num_waiting=34, waiting_bytes=2 << 30, waiting_bytes_max=4 << 30,
+        cache_bytes=5_000_000_000, round_trip_seconds=0.0817,
+    )  # fmt: skip
+    relays = (
+        RelayInfo(relay="relay-us", is_live=True, last_seen_unix=999.0, facts=facts),
+        RelayInfo(relay="relay-eu", is_live=False, last_seen_unix=500.0, facts=RelayFacts(region="eu")),
+    )
+    return status.model_copy(update={"relays": relays})
+
+
+def test_relays_are_shown_with_their_link_their_backlog_and_their_cache(relayed: Status) -> None:
+    text = text_of(relayed)
+    for part in ("relay-us", "82 ms", "34, 2.15 GB", "5 GB", "1.0 s", "relay-eu", "8 min 20 s"):
+        assert part in text, part
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+def test_without_relays_there_is_no_table_of_them(status: Status) -> None:
+    assert "relay" not in text_of(status)
+
+
+def test_the_plain_values_name_the_relays(relayed: Status) -> None:
+    found = json.loads(json.dumps(as_json(relayed, 1000.0)))["relays"]
+    assert [(one["relay"], one["region"], one["is_live"], one["num_waiting"]) for one in found] == [
+        ("relay-us", "us", True, 34),
+        ("relay-eu", "eu", False, 0),
+    ]
+    assert found[1]["last_seen_seconds"] == 500.0
 
 
 def test_a_broker_without_a_run_says_so(status: Status) -> None:

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from isles.proto.errors import ConfigError, UsageError
+from isles.proto.transport.address import DEFAULT_BROKER
 from isles.workers.claim import claim_learner, host_name
 from isles.workers.device import choose_device
 from isles.workers.settings import EvaluatorSettings, WorkerSettings
@@ -104,3 +105,38 @@ def test_a_checkpoint_folder_that_cannot_be_made_is_named(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="cannot be written"):
         claim_learner("us-0", tmp_path / "file", host="node7")
+
+
+# -------------------------------------------------------------------------------------------------------------- relays
+
+RELAY = "tcp://10.0.0.5:7700"
+
+
+@pytest.mark.parametrize("model", [WorkerSettings, EvaluatorSettings])
+@pytest.mark.parametrize(
+    ("given", "broker", "relay"),
+    [
+        ({}, DEFAULT_BROKER, None),
+        ({"broker": "tcp://home:7700"}, "tcp://home:7700", None),
+        ({"relay": RELAY}, None, RELAY),
+        ({"relay": RELAY, "broker": "tcp://home:7700"}, "tcp://home:7700", RELAY),
+        ({"relay": RELAY, "broker": DEFAULT_BROKER}, DEFAULT_BROKER, RELAY),
+    ],
+)
+def test_with_a_relay_the_home_broker_is_dialled_only_if_it_was_named(
+    model: type[WorkerSettings | EvaluatorSettings], given: dict[str, str], broker: str | None, relay: str | None
+) -> None:
+    settings = model(**given)
+    assert (settings.route.broker, settings.route.relay) == (broker, relay)
+    assert settings.address == (relay or broker)
+
+
+@pytest.mark.parametrize("model", [WorkerSettings, EvaluatorSettings])
+def test_whose_relay_is_away_asks_the_home_broker_before_it_gives_up(
+    model: type[WorkerSettings | EvaluatorSettings],
+) -> None:
+    hasty = {"join_timeout_seconds": 15.0, "relay_timeout_seconds": 15.0}
+    with pytest.raises(ValidationError, match="would give up before it asks the home broker"):
+        model(relay=RELAY, broker="tcp://home:7700", **hasty)
+    model(relay=RELAY, **hasty)
+    model(broker="tcp://home:7700", **hasty)

@@ -41,6 +41,7 @@ from isles.proto.messages import (
     Pardon,
     Progress,
     Recipe,
+    RelayBeat,
     Report,
     Role,
     Settle,
@@ -58,7 +59,7 @@ Allow = Callable[..., AllowList]
 
 ID = ContributionId("us-1", 0, "ab" * 8, 1)
 BLOB = BlobRef(digest="5e" * 32, size_bytes=99)
-WANTED: dict[str, set[Role]] = {"s": {"worker"}, "o": {"outer"}, "a": {"operator", "evaluator"}, "r": set()}
+WANTED: dict[str, set[Role]] = {"s": {"worker"}, "o": {"outer"}, "a": {"operator", "evaluator"}, "r": {"relay"}}
 """Letter of a key -> the roles that it opens."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -97,6 +98,7 @@ def messages(record_init: Init) -> dict[type[Message], Message]:
         ),
         Checkpoint(fragment=0, epoch=1, version=0, parameters=BLOB),
         Pardon(learner="us-1"),
+        RelayBeat(),
     ]
     return {type(message): message for message in made}
 
@@ -123,7 +125,9 @@ def test_the_table_of_verbs_names_every_message_that_needs_a_session(first_init:
     assert set(messages(first_init)) == set(VERBS)
 
 
-@pytest.mark.parametrize(("letter", "role"), [("s", "worker"), ("o", "outer"), ("a", "operator"), ("a", "evaluator")])
+@pytest.mark.parametrize(
+    ("letter", "role"), [("s", "worker"), ("o", "outer"), ("a", "operator"), ("a", "evaluator"), ("r", "relay")]
+)
 @pytest.mark.parametrize("kind", VERBS)
 def test_a_message_is_heard_from_the_roles_that_may_say_it_and_from_no_other(
     stage: Stage, come: Come, first_init: Init, kind: type[Message], letter: str, role: Role

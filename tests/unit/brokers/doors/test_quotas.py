@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from isles.brokers.limits import RoutingSettings
-from isles.brokers.quotas import Flight, OfferRates
+from isles.brokers.quotas import RELAY_SHARES, Flight, OfferRates
 from isles.brokers.sessions import Owner
 from isles.brokers.stage import Member, Stage, blob_of
 from isles.brokers.vocabulary import MessageArrived, WriteChunk
@@ -260,7 +260,9 @@ def test_the_share_of_a_key_is_its_own(tight: Stage) -> None:
 
 def test_more_names_in_the_list_make_the_shares_smaller(stage: Stage, allow: Allow) -> None:
     share = stage.router.state.uploads.flight
-    assert share.share_bytes == share.bytes_max // 6
+    assert share.num_keys == 5 + RELAY_SHARES, "five names, and a relay"
+    assert share.share_bytes == share.bytes_max // (5 + RELAY_SHARES)
+    assert share.share_of("relay-1") == RELAY_SHARES * share.share_bytes
     stage.admit(allow("s", u=("us-1", "worker"), v=("us-1", "worker")))
     assert share.num_keys == 2, "two keys of one name are one"
     assert share.share_bytes == share.bytes_max // 2
