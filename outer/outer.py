@@ -26,7 +26,7 @@ from isles.proto.errors import RefusedError, unanswered
 from isles.proto.logs import Logger
 from isles.proto.manifest import Manifest
 from isles.proto.messages import BlobRef, Hello, Lease, Leased, Leave, Message, Welcome
-from isles.proto.timeouts import check_times, times_of, times_told
+from isles.proto.timeouts import check_times, cue_doubt, times_of, times_told
 
 if TYPE_CHECKING:
     from isles.outer.desk import Desk
@@ -194,6 +194,8 @@ class Outer:
         if record != self._record:
             settings = times_of("outer", self._settings) | times_of("sync", record.sync)
             check_times(settings | times_told(welcome.limits), self._logger)
+            if doubt := cue_doubt(record.sync):
+                self._logger.warning("timeouts.doubtful", text=doubt)
             self._open_desks(record)
         self._lease_at = self._clock.now()
         for desk in self._desks:

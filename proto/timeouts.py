@@ -14,8 +14,10 @@ from typing import Any, Final, Protocol
 from pydantic import BaseModel
 
 from isles.proto import client
+from isles.proto.agreement import SyncSettings
 from isles.proto.errors import ConfigError
 from isles.proto.messages import Limits
+from isles.proto.presets import QUORUM_MAX
 
 SUFFIXES: Final = ("_seconds", "_seconds_min", "_seconds_max")
 """How the names of settings end that are times."""
@@ -182,6 +184,26 @@ def times_of(section: str, settings: BaseModel) -> dict[str, float]:
         for name in type(settings).model_fields
         if name.endswith(SUFFIXES)
     }
+
+
+def cue_doubt(sync: SyncSettings) -> str:
+    """A sentence about a grace window that no cued learner can meet, "" if one may.
+
+    Whoever is cued hands in at its next step boundary, up to one inner step later. The window is at most
+    overlap_steps * grace_share steps: if that is less, contributions come late, and each one that does opens the next
+    round, which cues everybody else again.
+    """
+    if not sync.has_cues or sync.is_deterministic or sync.quorum >= QUORUM_MAX or sync.grace_min_seconds > 0:
+        return ""
+    if sync.grace_max_seconds > 0 and sync.overlap_steps * sync.grace_share >= 1:
+        return ""
+    names = ("grace_max_seconds",) if sync.grace_max_seconds == 0 else ("overlap_steps", "grace_share")
+    stated = " and ".join(f"sync.{name} = {getattr(sync, name):g}" for name in names)
+    remedy = "raise it" if len(names) == 1 else "raise the first to 2 or more"
+    return (
+        f"{stated} make a grace window shorter than one inner step, so learners that are cued hand in too late for the "
+        f"round and cue the others again, many times in an interval: {remedy}, or switch sync.has_cues off"
+    )
 
 
 def times_told(limits: Limits) -> dict[str, float]:
