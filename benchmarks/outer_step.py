@@ -4,7 +4,8 @@
 
 The measure is K copies of the fragment and three passes over it, in numpy: every merge of K deltas reads K of them, and
 a step reads and writes parameters, momentum and remainder. Each row is done in turns with it, on one thread, and the
-figure is the ratio of the thread's processor times; more is faster. Deltas are decoded already.
+figure is the ratio of the thread's processor times; more is faster. Deltas are decoded already, and two are added at a
+time, as the outer does; the version is then made in the memory that they had been decoded to.
 
     merge        K deltas added, by `mean` or by `rda`, and the outer gradient made of them
     outer step   momentum and step from the gradient; parameters and remainder once the update is decoded
@@ -35,6 +36,7 @@ from benchmarks.measure.host import announce
 from benchmarks.measure.ratios import Ratio, speed_ratio
 from benchmarks.scale.synthetic import DELTA_SCALE, PARAMETER_SCALE, draw, make_manifest
 from isles.outer.accumulators import l2_norm, start_merge
+from isles.outer.feed import AT_ONCE_MAX
 from isles.outer.optimizer import (
     FragmentState,
     NewVersion,
@@ -55,7 +57,9 @@ RATIO_MIN: Final = 0.25
 NUM_PASSES: Final = 3
 """Over parameters, momentum and remainder."""
 SHIFT_VALUES: Final = 4096
-"""Deltas are windows of one noise, so far apart: they all differ, and take the memory of one."""
+"""Deltas are windows of NUM_NOISES noises in turn, so far apart: they all differ, and take the memory of so many."""
+NUM_NOISES: Final = AT_ONCE_MAX
+"""So no two that are added at once share memory, and none finds the other in the cache."""
 RULES: Final[tuple[MergeRule, ...]] = ("mean", "rda")
 FRACTION: Final = 0.75
 
@@ -67,10 +71,12 @@ class Fragment:
         manifest = make_manifest(num_values, 1)
         self.slices = manifest.slices(0)
         self.num_values = manifest.num_values
-        noise = np.empty(self.num_values + SHIFT_VALUES * num_contributions, np.float32)
-        draw((seed, 1), noise, DELTA_SCALE)
-        starts = range(0, SHIFT_VALUES * num_contributions, SHIFT_VALUES)
-        self.deltas: list[Vector] = [noise[start : start + self.num_values] for start in starts]
+        num_noise = self.num_values + SHIFT_VALUES * num_contributions
+        noises = [draw((seed, 1, one), np.empty(num_noise, np.float32), DELTA_SCALE) for one in range(NUM_NOISES)]
+        self.deltas: list[Vector] = [
+            noises[number % NUM_NOISES][SHIFT_VALUES * number :][: self.num_values]
+            for number in range(num_contributions)
+        ]
         self.norms = [tuple(l2_norm(delta[one.start : one.stop]) for one in self.slices) for delta in self.deltas]
         self.state = FragmentState(
             draw((seed, 2), self._empty(), PARAMETER_SCALE),
@@ -78,6 +84,7 @@ class Fragment:
             draw((seed, 4), self._empty(), DELTA_SCALE / 10),
         )
         self._target = self._empty()
+        self._spares = np.zeros((2, self.num_values), np.float32)
 
     def _empty(self) -> Vector:
         return np.empty(self.num_values, np.float32)
@@ -111,36 +118,44 @@ class Fragment:
     def merge(self, sync: SyncSettings) -> Vector:
         """The outer gradient."""
         merge = start_merge(self.recipe(sync), self.slices, sync)
-        for delta in self.deltas:
-            merge.add(delta)
+        for start in range(0, len(self.deltas), AT_ONCE_MAX):
+            merge.add(*self.deltas[start : start + AT_ONCE_MAX])
         return merge.result()
 
-    def together(self, sync: SyncSettings, decoded: Vector) -> None:
-        """Merge and outer step, with an update that is there already."""
-        _, wanted = take_step(self.state, self.merge(sync), self.recipe(sync), sync, self.slices)
-        advance(self.state, wanted, decoded)
+    def step(self, gradient: Vector, sync: SyncSettings) -> Vector:
+        """How far the parameters shall move."""
+        return take_step(self.state, gradient, self.recipe(sync), sync, self.slices, self._spares[0])[1]
+
+    def advance(self, wanted: Vector) -> None:
+        """Parameters and remainder, with an update that is there already.
+
+        Both are written on, so they soon hold something else; that costs no more or less.
+        """
+        advance(self.state, wanted, self._spares[1])
+
+    def together(self, sync: SyncSettings) -> None:
+        """Merge and outer step."""
+        self.advance(self.step(self.merge(sync), sync))
 
     def version(self, sync: SyncSettings) -> NewVersion:
         """Everything."""
-        return finish_version(self.state, self.merge(sync), self.recipe(sync), sync, self.slices)
+        return finish_version(self.state, self.merge(sync), self.recipe(sync), sync, self.slices, tuple(self._spares))
 
 
 def rows(fragment: Fragment) -> dict[str, Callable[[], object]]:
     """Name -> what is done."""
     syncs = {rule: SyncSettings(merge_rule=rule) for rule in RULES}
     sync = syncs["mean"]
-    gradient, state, recipe = fragment.merge(sync).copy(), fragment.state, fragment.recipe(sync)
-    _, wanted = take_step(state, gradient, recipe, sync, fragment.slices)
+    gradient, state = fragment.merge(sync), fragment.state
+    wanted = fragment.step(gradient, sync).copy()
     update = encode(sync.codec_down, wanted)
-    # Both are written on, so they soon hold something else; that costs no more or less.
-    spares = np.zeros((2, fragment.num_values), np.float32)
     parts: dict[str, Callable[[], object]] = {}
     for rule, one in syncs.items():
         parts[f"merge, {rule}"] = partial(fragment.merge, one)
-    parts["outer step: momentum and step"] = partial(take_step, state, gradient, recipe, sync, fragment.slices)
-    parts["outer step: parameters, remainder"] = partial(advance, state, spares[0], spares[1])
+    parts["outer step: momentum and step"] = partial(fragment.step, gradient, sync)
+    parts["outer step: parameters, remainder"] = partial(fragment.advance, wanted)
     for rule, one in syncs.items():
-        parts[f"together, {rule}"] = partial(fragment.together, one, spares[1])
+        parts[f"together, {rule}"] = partial(fragment.together, one)
     parts[f"update, encoded in {sync.codec_down}"] = partial(encode, sync.codec_down, wanted)
     parts["update, decoded"] = partial(decode, update, num_values=fragment.num_values)
     parts["digests, SHA-256"] = lambda: (parameters_digest(state.parameters), optimizer_digest(state))

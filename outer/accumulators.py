@@ -1,4 +1,4 @@
-"""How the deltas of a round become one outer gradient D: in sorted id order, one delta in memory at a time.
+"""How the deltas of a round become one outer gradient D: in sorted id order, few deltas in memory at a time.
 
     mean   D = sum of s_m c_m d_m                                           s_m = w_m / sum of w, c_m the clip factor
     rda    D = (sum of s_m c_m n_m) u / |u|,   u = sum of s_m d_m / |d_m|   tensor by tensor
@@ -9,7 +9,7 @@ norm that the learner measured before quantisation, d_m what its payload decodes
 mean: a row is only as long as its token was frequent, so a length common to all rows would say nothing.
 
 Sums are float32, one vector however many deltas there are; norms are float64, those that a delta is divided by float32.
-Equal orders give equal bits.
+Equal orders give equal bits, however many deltas are added at a time.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ thousand learners that have nothing in common still give 0.03."""
 
 
 class Taker(Protocol):
-    """Whatever deltas can be handed to, one after the other."""
+    """Whatever deltas can be handed to, in their order."""
 
-    def add(self, delta: Vector) -> None:
-        """Takes the delta ([n] float32) of the next ingredient.
+    def add(self, *deltas: Vector) -> None:
+        """Takes the deltas ([n] float32 each) of the next ingredients.
 
-        Raises ValueError for a delta of another length or type, or one more than the recipe has ingredients.
+        Raises ValueError for a delta of another length or type, or more of them than the recipe has ingredients.
         """
 
 
 class Accumulator(Taker, Protocol):
     """Deltas that become one outer gradient.
 
-    Memory does not grow with their number. The order of `add` is the order of the sums, so equal orders give equal
-    bits.
+    Memory does not grow with their number. The order of the deltas is the order of the sums, so equal orders give equal
+    bits; two that are added at once spare reading and writing the sum once.
     """
 
     def result(self) -> Vector:
@@ -129,29 +129,37 @@ class _Merge:
         self._radii = [0.0] * len(regions)
         """sum of s_m c_m n_m of each region, so far."""
 
-    def add(self, delta: Vector) -> None:
+    def add(self, *deltas: Vector) -> None:
         """As `Accumulator` says."""
-        if delta.shape != self._vector.shape or delta.dtype != np.float32:
-            raise ValueError(
-                f"a delta of {self._vector.size} float32 values was expected, not {delta.dtype} of shape {delta.shape}"
-            )
-        if self._num_added == len(self._parts):
+        for delta in deltas:
+            if delta.shape != self._vector.shape or delta.dtype != np.float32:
+                raise ValueError(
+                    f"a delta of {self._vector.size} float32 values was expected, not {delta.dtype} of shape "
+                    f"{delta.shape}"
+                )
+        first = self._num_added
+        if first + len(deltas) > len(self._parts):
             raise ValueError(f"the recipe has {len(self._parts)} ingredients, and here is one more delta")
-        number = self._num_added
-        self._num_added += 1
-        share, clip = self._parts[number], self._clips[number]
+        self._num_added += len(deltas)
         with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result looks for what is not finite
             for index, region in enumerate(self._regions):
-                running, part = self._vector[region.start : region.stop], delta[region.start : region.stop]
-                match region.rule:
-                    case "mean":
-                        _add_scaled(running, part, share * clip, is_first=number == 0)
-                    case "rda":
-                        self._radii[index] += share * clip * self._norms[number][region.tensor]
-                        norm = _single_norm(part)
-                        _add_scaled(running, part, share / norm if norm else 0.0, is_first=number == 0)
-                    case "advance":  # the sign of a delta is anchor - current
+                running = self._vector[region.start : region.stop]
+                parts = [delta[region.start : region.stop] for delta in deltas]
+                if region.rule == "advance":
+                    for number, part in enumerate(parts, first):  # the sign of a delta is anchor - current
                         np.minimum(running, part, out=running) if number else np.copyto(running, part)
+                    continue
+                factors = [self._factor(index, number, part) for number, part in enumerate(parts, first)]
+                _add_scaled(running, parts, factors, is_first=first == 0)
+
+    def _factor(self, index: int, number: int, part: Vector) -> float:
+        """What a region of the delta of that number counts in its sum; by rda, its length counts from now on."""
+        region, share, clip = self._regions[index], self._parts[number], self._clips[number]
+        if region.rule == "mean":
+            return share * clip
+        self._radii[index] += share * clip * self._norms[number][region.tensor]
+        norm = _single_norm(part)
+        return share / norm if norm else 0.0
 
     def result(self) -> Vector:
         """As `Accumulator` says."""
@@ -186,9 +194,9 @@ class Peaks:
         self.found: list[float] = []
         """The largest magnitude of each."""
 
-    def add(self, delta: Vector) -> None:
+    def add(self, *deltas: Vector) -> None:
         """As `Taker` says."""
-        self.found.append(float(max(-delta.min(), delta.max())))
+        self.found += [float(max(-delta.min(), delta.max())) for delta in deltas]
 
 
 def spans(size: int) -> Iterator[slice]:
@@ -197,15 +205,16 @@ def spans(size: int) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK_VALUES, size))
 
 
-def _add_scaled(running: Vector, part: Vector, factor: float, *, is_first: bool) -> None:
-    """Adds factor * part; the first one becomes the sum."""
-    product = np.empty(min(CHUNK_VALUES, part.size), np.float32)
-    for span in spans(part.size):
-        piece = part[span]
-        if is_first:
-            _scaled(piece, factor, out=running[span])
-        else:
-            running[span] += _scaled(piece, factor, out=product[: piece.size])
+def _add_scaled(running: Vector, parts: Sequence[Vector], factors: Sequence[float], *, is_first: bool) -> None:
+    """Adds factor * part of each in turn; the first one becomes the sum."""
+    product = np.empty(min(CHUNK_VALUES, running.size), np.float32)
+    for span in spans(running.size):
+        total = running[span]
+        for number, (part, factor) in enumerate(zip(parts, factors, strict=True)):
+            if is_first and number == 0:
+                _scaled(part[span], factor, out=total)
+            else:
+                total += _scaled(part[span], factor, out=product[: total.size])
 
 
 def _single_norm(values: Vector) -> float:

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from isles.outer.accumulators import Taker
+from isles.outer.accumulators import Taker, Vector
 from isles.outer.payload_cache import Payload
 from isles.outer.services import Services, Unavailable
-from isles.outer.workshop import Adder
+from isles.outer.workshop import Adder, Unreadable
 from isles.proto.messages import BlobRef
 
 AHEAD_MAX: Final = 2
 """Payloads that are fetched while an earlier one is decoded and added."""
+
+AT_ONCE_MAX: Final = 2
+"""Deltas that are added at once, if their payloads are there: a fragment of memory for each, which the version is made
+in afterwards. It has room for two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,7 @@ class Feed:
         self._find = find
         self._then = then
         self._ready: dict[int, Payload] = {}
-        self._num_asked = self._num_added = 0
-        self._is_adding = False
+        self._num_asked = self._num_added = self._num_adding = 0
         self._is_over = False
         self._is_advancing = False
         self._has_news = False
@@ -68,6 +71,10 @@ class Feed:
         """Nothing is called back any more."""
         self._is_over = True
         self._ready.clear()
+
+    def take_memory(self) -> list[Vector]:
+        """Once all were added: the memory that deltas were decoded to, [n] float32 each, which is the caller's now."""
+        return self._adder.take_memory()
 
     def _advance(self) -> None:
         """Orders whatever can be ordered; answers that come at once are taken by the same loop."""
@@ -105,19 +112,22 @@ class Feed:
         if index == len(self._blobs):
             self._is_over = True
             self._then(None)
-        elif index in self._ready and not self._is_adding:
-            self._is_adding = True
-            call = partial(self._adder.add, self._ready.pop(index))
-            self._services.work(call, self._take_added)
+        elif index in self._ready and not self._num_adding:
+            payloads: list[Payload] = []
+            while len(payloads) < AT_ONCE_MAX and (payload := self._ready.pop(index + len(payloads), None)) is not None:
+                payloads.append(payload)
+            self._num_adding = len(payloads)
+            self._services.work(partial(self._adder.add, *payloads), self._take_added)
 
-    def _take_added(self, fault: str | None) -> None:
-        self._is_adding = False
+    def _take_added(self, fault: Unreadable | None) -> None:
+        num_added, self._num_adding = self._num_adding, 0
         if self._is_over:
             return
         if fault is not None:
-            self._fail(FeedFailure(self._num_added, fault, is_lost=True, is_unreadable=True))
+            index = self._num_added + fault.index
+            self._fail(FeedFailure(index, fault.reason, is_lost=True, is_unreadable=True))
             return
-        self._num_added += 1
+        self._num_added += num_added
         self._advance()
 
     def _fail(self, failure: FeedFailure) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from isles.outer.accumulators import Peaks, Taker, start_merge
+from isles.outer.accumulators import Peaks, Taker, Vector, start_merge
 from isles.outer.conduct import reason_of
 from isles.outer.feed import Feed, FeedFailure
 from isles.outer.orders import Plan
@@ -97,12 +97,13 @@ class Merging:
         )
         self._feed.start()
 
-    def _take_fed(self, call: Callable[[], Product | str], failure: FeedFailure | None) -> None:
+    def _take_fed(self, call: Callable[[Sequence[Vector]], Product | str], failure: FeedFailure | None) -> None:
         if failure is not None:
             self._fail_without(failure)
             return
+        assert self._feed is not None, "what was fed came from a feed"
         self._stock.states.share(self._start_state.slot)  # until the worker thread has read it
-        self._services.work(call, self._take_product)
+        self._services.work(partial(call, self._feed.take_memory()), self._take_product)
 
     def _fail_without(self, failure: FeedFailure) -> None:
         kind = "payload" if failure.is_unreadable else "lost"

@@ -65,9 +65,16 @@ def make_version(
 
 
 def finish_version(
-    state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings, slices: Sequence[TensorSlice]
+    state: FragmentState,
+    gradient: Vector,
+    recipe: Recipe,
+    sync: SyncSettings,
+    slices: Sequence[TensorSlice],
+    spares: Sequence[Vector] = (),
 ) -> NewVersion:
     """Version v + 1 from the state of version v and the outer gradient D, whose memory becomes the version's.
+
+    So does that of the `spares` ([n] float32 each), up to two: fresh memory costs as much as several passes over it.
 
         buf       <- mu^f buf + f D
         step       = lr f (D + mu buf)
@@ -81,30 +88,37 @@ def finish_version(
 
     Raises NonFiniteError if any new value is NaN or infinite, RangeError if the codec cannot carry the update.
     """
-    momentum, wanted = take_step(state, gradient, recipe, sync, slices)
+    for_wanted, for_decoded = (*spares, None, None)[:2]
+    momentum, wanted = take_step(state, gradient, recipe, sync, slices, for_wanted)
     update = encode(codecs_of(slices[0], sync).down, wanted)
-    parameters, remainder = advance(state, wanted, decode(update, num_values=wanted.size))
+    parameters, remainder = advance(state, wanted, decode(update, num_values=wanted.size, out=for_decoded))
     new_state = FragmentState(parameters, momentum, remainder)
     return NewVersion(new_state, update, parameters_digest(parameters), optimizer_digest(new_state))
 
 
 def take_step(
-    state: FragmentState, gradient: Vector, recipe: Recipe, sync: SyncSettings, slices: Sequence[TensorSlice]
+    state: FragmentState,
+    gradient: Vector,
+    recipe: Recipe,
+    sync: SyncSettings,
+    slices: Sequence[TensorSlice],
+    spare: Vector | None = None,
 ) -> tuple[Vector | None, Vector]:
     """The new momentum, None without one, and remainder - step: how far the parameters shall move. Both [n] float32.
 
-    The gradient's memory is theirs afterwards. In pieces that stay in the processor's cache. Raises NonFiniteError.
+    The gradient's memory is theirs afterwards, and that of `spare`, [n] float32. In pieces that stay in the processor's
+    cache. Raises NonFiniteError.
     """
     mu = 0.0 if slices[0].is_buffers else sync.outer_momentum
     rate = sync.outer_learning_rate if recipe.learning_rate is None else recipe.learning_rate
     fraction, decay = np.float32(recipe.fraction), np.float32(mu**recipe.fraction)
     ahead, factor = np.float32(mu), np.float32(-rate * recipe.fraction)
-    wanted = np.empty_like(gradient) if mu else gradient
-    spares = np.empty((2, min(CHUNK_VALUES, gradient.size)), np.float32)
+    wanted = gradient if not mu else np.empty_like(gradient) if spare is None else spare
+    scratch = np.empty((2, min(CHUNK_VALUES, gradient.size)), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for span in spans(gradient.size):
             part, step = gradient[span], wanted[span]
-            momentum, product = spares[:, : part.size]
+            momentum, product = scratch[:, : part.size]
             np.multiply(part, fraction, out=momentum)
             if state.momentum is not None:
                 momentum += np.multiply(state.momentum[span], decay, out=product)

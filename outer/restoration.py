@@ -187,14 +187,17 @@ class Restoration:
         )
         self._feed.start()
 
-    def _take_fed(self, order: Remake, call: Callable[[], NewVersion | str], failure: FeedFailure | None) -> None:
+    def _take_fed(
+        self, order: Remake, call: Callable[[Sequence[Vector]], NewVersion | str], failure: FeedFailure | None
+    ) -> None:
         if failure is not None:
             where = self._where(order, failure.index)
             if failure.is_unreadable:
                 raise RefusedError(f"{where} is no delta of this fragment, yet it was merged: {failure.reason}")
             self._prevent(f"{where}: {failure.reason}", is_lost=failure.is_lost)
             return
-        self._services.work(call, partial(self._take_made, order))
+        assert self._feed is not None, "what was fed came from a feed"
+        self._services.work(partial(call, self._feed.take_memory()), partial(self._take_made, order))
 
     def _take_made(self, order: Remake, made: NewVersion | str) -> None:
         if self._is_over:

@@ -53,25 +53,42 @@ class Encoded:
     blob: BlobRef
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """Something that is no delta of its fragment."""
+
+    index: int
+    """Among those that were to be added at once."""
+    reason: str
+
+
 class Adder:
-    """Hands deltas to whatever takes them, one after the other.
+    """Hands deltas to whatever takes them, in their order.
 
     All are decoded to the same memory: a fragment of fresh memory would cost more time than decoding.
     """
 
     def __init__(self, taker: Taker, num_values: int) -> None:
         self._taker, self._num_values = taker, num_values
-        self._delta: Vector | None = None
+        self._memory: list[Vector] = []
 
-    def add(self, payload: Payload) -> str | None:
-        """Adds one delta, or says why it is none."""
-        if self._delta is None:
-            self._delta = np.empty(self._num_values, np.float32)
-        try:
-            self._taker.add(decode(payload, num_values=self._num_values, out=self._delta))
-        except PayloadError as error:
-            return str(error)
+    def add(self, *payloads: Payload) -> Unreadable | None:
+        """Adds the next deltas at once, or says which is none, and why; it takes memory for as many."""
+        while len(self._memory) < len(payloads):
+            self._memory.append(np.empty(self._num_values, np.float32))
+        deltas = self._memory[: len(payloads)]
+        for index, (payload, delta) in enumerate(zip(payloads, deltas, strict=True)):
+            try:
+                decode(payload, num_values=self._num_values, out=delta)
+            except PayloadError as error:
+                return Unreadable(index, str(error))
+        self._taker.add(*deltas)
         return None
+
+    def take_memory(self) -> list[Vector]:
+        """What deltas were decoded to: [n] float32 each, of no meaning, and the caller's now."""
+        memory, self._memory = self._memory, []
+        return memory
 
 
 def finish(
@@ -81,14 +98,15 @@ def finish(
     sync: SyncSettings,
     slices: Sequence[TensorSlice],
     states: StateCache,
+    spares: Sequence[Vector],
 ) -> NewVersion | str:
-    """Takes the outer step from a state, or says why that gives no version.
+    """Takes the outer step from a state, or says why that gives no version. `spares` are memory for it.
 
     Raises StoreError if the scratch file did not keep the state.
     """
     state = states.read(start) if isinstance(start, Slot) else start
     try:
-        return finish_version(state, merge.result(), recipe, sync, slices)
+        return finish_version(state, merge.result(), recipe, sync, slices, spares)
     except (NonFiniteError, RangeError) as error:
         return str(error)
 
@@ -100,12 +118,13 @@ def produce(
     sync: SyncSettings,
     slices: Sequence[TensorSlice],
     states: StateCache,
+    spares: Sequence[Vector],
 ) -> Product | str:
-    """Makes the version after `start` and keeps its state, or says why there is none.
+    """Makes the version after `start` and keeps its state, or says why there is none. `spares` are memory for it.
 
     Raises StoreError if the scratch file did not keep a state, UsageError if it cannot take one more.
     """
-    made = finish(merge, start.slot, recipe, sync, slices, states)
+    made = finish(merge, start.slot, recipe, sync, slices, states, spares)
     if isinstance(made, str):
         return made
     point = StatePoint(start.point.version + 1, made.parameters_sha256, made.optimizer_sha256)

@@ -238,6 +238,25 @@ def test_chunks_leave_no_trace_in_a_result(sync: SyncSettings, monkeypatch: pyte
 
 
 @RULES
+@pytest.mark.parametrize("at_once", [2, 3, 7])
+def test_it_tells_in_no_bit_how_many_deltas_were_added_at_once(sync: SyncSettings, at_once: int) -> None:
+    size = 2 * CHUNK_VALUES + 1000
+    slices = (
+        TensorSlice("a", 0, 1000, (1000,)),
+        TensorSlice("b", 1000, size - 2, (size - 1002,), "embedding"),
+        TensorSlice("c", size - 2, size - 1, (1,)),
+        TensorSlice("d", size - 1, size, (), "buffer_maximum"),
+    )
+    deltas = [random_vector(seed, size, 10.0 ** -(9 * seed)) for seed in range(6)] + [np.zeros(size, np.float32)]
+    norms = [norms_of(delta, slices) for delta in deltas]
+    recipe = recipe_of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], sync, norms=norms, clips=[1.0, 0.5] * 3 + [1.0])
+    accumulator = start_merge(recipe, slices, sync)
+    for start in range(0, len(deltas), at_once):
+        accumulator.add(*deltas[start : start + at_once])
+    assert accumulator.result().tobytes() == merge(deltas, recipe, slices, sync).tobytes()
+
+
+@RULES
 def test_a_delta_may_be_dropped_once_it_was_added(sync: SyncSettings) -> None:
     accumulator = start_merge(recipe_of([1.0] * 5, sync, norms=[(2.0,)] * 5), one_slice(4), sync)
     for _ in range(5):
@@ -252,12 +271,16 @@ def test_a_delta_may_be_dropped_once_it_was_added(sync: SyncSettings) -> None:
 def test_a_delta_of_another_form_is_refused(delta: Any) -> None:
     with pytest.raises(ValueError, match="4 float32 values"):
         start_merge(recipe_of([1.0]), one_slice(4), MEAN).add(delta)
+    with pytest.raises(ValueError, match="4 float32 values"):
+        start_merge(recipe_of([1.0, 1.0]), one_slice(4), MEAN).add(np.ones(4, np.float32), delta)
 
 
 @pytest.mark.parametrize("num_deltas", [1, 3])
 def test_deltas_and_ingredients_must_be_equally_many(num_deltas: int) -> None:
     with pytest.raises(ValueError, match="2 ingredients"):
         merge([np.ones(4, np.float32)] * num_deltas, recipe_of([1.0, 1.0]))
+    with pytest.raises(ValueError, match="1 ingredients"):
+        start_merge(recipe_of([1.0]), one_slice(4), MEAN).add(*[np.ones(4, np.float32)] * 2)
 
 
 def test_an_ingredient_without_its_norms_is_refused() -> None:
@@ -280,7 +303,8 @@ def test_a_peak_is_the_largest_magnitude_of_either_sign() -> None:
     peaks = Peaks()
     for values in ([1, -7, 2, 3], [-1, 0, 2.5, 0], [-3, -1, -2, -3]):
         peaks.add(np.array(values, np.float32))
-    assert peaks.found == [7.0, 2.5, 3.0]
+    peaks.add(np.array([-4], np.float32), np.array([5], np.float32))
+    assert peaks.found == [7.0, 2.5, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize("num_values", [1, 255, 256, 257, CHUNK_VALUES + 5000])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isles.outer.accumulators import Vector
-from isles.outer.feed import AHEAD_MAX, Feed, FeedFailure
+from isles.outer.feed import AHEAD_MAX, AT_ONCE_MAX, Feed, FeedFailure
 from isles.outer.payload_cache import Payload
 from isles.outer.services import Unavailable
 from isles.proto.codec import encode
@@ -17,13 +17,15 @@ from isles.proto.messages import BlobRef
 
 
 class Notes:
-    """An accumulator that only remembers the first value of what it was given."""
+    """An accumulator that only remembers the first value of what it was given, and how much of it at a time."""
 
     def __init__(self) -> None:
         self.added: list[float] = []
+        self.at_once: list[int] = []
 
-    def add(self, delta: Vector) -> None:
-        self.added.append(float(delta[0]))
+    def add(self, *deltas: Vector) -> None:
+        self.added += [float(delta[0]) for delta in deltas]
+        self.at_once.append(len(deltas))
 
     def result(self) -> Vector:
         raise NotImplementedError
@@ -68,6 +70,8 @@ def test_payloads_are_added_in_order_however_they_arrive_and_few_are_fetched_at_
         assert len(table.fetching) <= 1 + AHEAD_MAX
         table.deliver(chance.choice(table.fetching))
     assert table.notes.added == [n + 1 for n in range(num)]
+    assert max(table.notes.at_once) <= AT_ONCE_MAX
+    assert len(table.feed.take_memory()) == max(table.notes.at_once)
     assert table.ended == [None]
 
 
@@ -94,6 +98,32 @@ def test_one_that_cannot_be_read_ends_it(services: Any) -> None:
     [failure] = table.ended
     assert isinstance(failure, FeedFailure)
     assert (failure.index, failure.is_lost, failure.is_unreadable) == (0, True, True)
+
+
+def test_of_several_that_are_added_at_once_the_one_that_cannot_be_read_is_named(services: Any) -> None:
+    table = Table(services, 4)
+    table.deliver(2, encode("fp32", np.ones(5, np.float32)))
+    table.deliver(1)
+    table.deliver(0)
+    [failure] = table.ended
+    assert isinstance(failure, FeedFailure)
+    assert failure.index == 2
+    assert table.notes.added == [1.0, 2.0]
+
+
+def test_those_that_wait_for_an_earlier_one_are_added_with_it(services: Any) -> None:
+    table = Table(services, 3)
+    table.deliver(1)
+    table.deliver(2)
+    assert table.notes.at_once == []
+    table.deliver(0)
+    assert table.notes.at_once == [2, 1]
+
+
+def test_memory_is_handed_over_once(services: Any) -> None:
+    table = Table(services, 2, (0, 1))
+    assert [vector.size for vector in table.feed.take_memory()] == [4] * max(table.notes.at_once)
+    assert table.feed.take_memory() == []
 
 
 def test_nothing_is_said_after_it_was_cancelled(services: Any) -> None:

@@ -16,6 +16,7 @@ from isles.outer.accumulators import CHUNK_VALUES
 from isles.outer.optimizer import (
     FragmentState,
     NewVersion,
+    finish_version,
     make_version,
     optimizer_digest,
     parameters_digest,
@@ -206,6 +207,23 @@ def test_pieces_leave_no_trace_in_a_version(monkeypatch: pytest.MonkeyPatch) -> 
     assert pieces.update == whole.update
     assert (pieces.parameters_sha256, pieces.optimizer_sha256) == (whole.parameters_sha256, whole.optimizer_sha256)
     assert [vector.tobytes() for vector in vars(state).values()] == before
+
+
+@pytest.mark.parametrize("num_spares", [1, 2, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_version_is_the_same_in_memory_that_was_used_before(num_spares: int, momentum: float) -> None:
+    sync = EXACT.model_copy(update={"codec_down": "int4", "outer_momentum": momentum})
+    state = FragmentState(random_vector(1), random_vector(2) if momentum else None, random_vector(3, scale=1e-3))
+    recipe, gradient, slices = recipe_of([1.0], 0.5, sync), random_vector(4, scale=0.01), slices_of(1000)
+    fresh = finish_version(state, gradient.copy(), recipe, sync, slices)
+    spares = [np.full(1000, np.nan, np.float32) for _ in range(num_spares)]
+    reused = finish_version(state, gradient.copy(), recipe, sync, slices, spares)
+    assert reused.update == fresh.update
+    assert (reused.parameters_sha256, reused.optimizer_sha256) == (fresh.parameters_sha256, fresh.optimizer_sha256)
+    made = [vector for vector in vars(reused.state).values() if vector is not None]
+    used = [spare for spare in spares if any(np.shares_memory(spare, vector) for vector in made)]
+    assert len(used) == min(num_spares, 2 if momentum else 1) or not momentum
+    assert all(not np.shares_memory(one, other) for one in made for other in made if one is not other)
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong
