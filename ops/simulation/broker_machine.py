@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from isles.brokers import vocabulary as broker
 from isles.brokers.store.blobs import FolderBlobs
@@ -66,7 +66,7 @@ class BrokerMachine:
         self._crash: Crash | None = None
         """What the broker dies of in what it does next."""
         self._frozen_until = 0.0
-        self._backlog: list[Callable[[], None]] = []
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._disk_seconds = self._disk_seconds_usual = drawn.disk_seconds
         self._disk_free_at = 0.0
         self._num_planned = 0
@@ -92,14 +92,15 @@ class BrokerMachine:
         """A message arrives that this machine has noticed."""
         if not self.broker.hear(event, self.now, self._take_crash()):
             self._end()
-        self.plan_disk()
+        if self.broker.orders:
+            self.plan_disk()
 
-    def is_deaf(self, later: Callable[[], None]) -> bool:
+    def is_deaf(self, later: Callable[..., None], *arguments: Any) -> bool:
         """Whether nobody hears what arrives: never, or only `later`."""
         if not self.broker.is_up:
             return True
         if self._frozen_until > self._timeline.now:
-            self._backlog.append(later)
+            self._backlog.append((later, arguments))
             return True
         return False
 
@@ -115,7 +116,7 @@ class BrokerMachine:
             self._timeline.plan(self._disk_free_at, self._work, self.broker.num_crashes)
 
     def _work(self, num_crashes: int) -> None:
-        if num_crashes != self.broker.num_crashes or self.is_deaf(lambda: self._work(num_crashes)):
+        if num_crashes != self.broker.num_crashes or self.is_deaf(self._work, num_crashes):
             return
         self._num_planned -= 1
         try:
@@ -180,8 +181,8 @@ class BrokerMachine:
 
     def _thaw(self) -> None:
         backlog, self._backlog = self._backlog, []
-        for call in backlog:
-            call()
+        for call, arguments in backlog:
+            call(*arguments)
 
     def slow_disk(self, seconds: float, until: float) -> None:
         """Each operation of the disk takes so long."""

@@ -313,7 +313,7 @@ class LearnerActor:
 
     def _take_hint(self, hint: Hint, now: float) -> None:
         match hint.kind:
-            case "contribution" if hint.learner != self.learner:
+            case "contribution" if self.sync.has_cues and hint.learner != self.learner:
                 self._order(orders.Cued(hint.fragment, hint.version), now)
             case "version" | "settled":
                 self._hinted.add(hint.fragment)

@@ -78,7 +78,7 @@ class Network:
         link = connection, direction, channel
         if time >= self._until:
             self._have([episode for episode in self._episodes if episode.until > time])
-        if name in self._places or region in self._places:
+        if (places := self._places) and (name in places or region in places):
             around = [
                 one for one in self._episodes if one.place in (name, region) and one.direction in (None, direction)
             ]  # fmt: skip

@@ -19,7 +19,6 @@ class Timeline:
         """`note` is told the history, line by line."""
         self.now = 0.0
         """Seconds since the world began; no process sees them, each has a clock of its own."""
-        self.num_events = 0
         self._note = note
         self._digest = hashlib.sha256()
         self._facts: list[Any] = []
@@ -32,18 +31,25 @@ class Timeline:
         self._num_planned += 1
         heappush(self._heap, (time, self._num_planned, call, arguments))
 
+    @property
+    def num_events(self) -> int:
+        """Those that have happened."""
+        return self._num_planned - len(self._heap)
+
     def advance(self) -> None:
         """The next event happens."""
         self.now, _, call, arguments = heappop(self._heap)
-        self.num_events += 1
         call(*arguments)
 
     def advance_to(self, time: float) -> None:
         """Everything happens that is to happen before some time, and then the next event, which is not before it."""
         heap = self._heap
-        while heap[0][0] < time:
-            self.advance()
-        self.advance()
+        while True:
+            self.now, _, call, arguments = heappop(heap)
+            is_last = self.now >= time
+            call(*arguments)
+            if is_last:
+                return
 
     def say(self, text: str) -> None:
         """Writes a line of the history."""
