@@ -113,7 +113,7 @@ def _unused_limit(state: State, session: Session, num_bytes: int) -> str:
 def _open_upload(state: State, session: Session, arrival: MessageArrived, message: Offer | Upload) -> list[Instruction]:
     contribution = message.contribution if isinstance(message, Offer) else None
     blob = message.contribution.blob if isinstance(message, Offer) else message.blob
-    if (refusal := state.uploads.refusal(session.owner, blob, state.index.stored_bytes())) is not None:
+    if (refusal := state.uploads.refusal(session.owner, blob, state.index.stored_bytes)) is not None:
         answer = respond(arrival, refusal)
         if isinstance(refusal, RetryAfter):
             answer.append(refusal_log("retry-after", refusal.reason))

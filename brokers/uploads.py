@@ -114,8 +114,8 @@ class Uploads:
     def _of(self, owner: Owner) -> Iterator[Upload]:
         return (upload for upload in self._open.values() if upload.owner == owner)
 
-    def refusal(self, owner: Owner, blob: BlobRef, stored_bytes: int) -> Message | None:
-        """Why this blob may not be sent, or not now."""
+    def refusal(self, owner: Owner, blob: BlobRef, stored_bytes: Callable[[], int]) -> Message | None:
+        """Why this blob may not be sent, or not now; `stored_bytes` adds up all that is stored, where that matters."""
         settings = self.settings
         if blob.size_bytes > settings.blob_bytes_max:
             limit = f"the limit is {settings.blob_bytes_max} (blob_bytes_max)"
@@ -134,11 +134,10 @@ class Uploads:
         if self.disk_free_bytes - promised - blob.size_bytes < settings.disk_free_bytes_min:
             text = f"the broker's disk has {self.disk_free_bytes} bytes left (disk_free_bytes_min)"
             return RetryAfter(seconds=DISK_FULL_RETRY_SECONDS, reason=text)
-        if (
-            settings.stored_bytes_max is not None
-            and stored_bytes + promised + blob.size_bytes > settings.stored_bytes_max
-        ):
-            text = f"the store holds {stored_bytes} bytes (stored_bytes_max)"
+        if settings.stored_bytes_max is None:
+            return None
+        if (stored := stored_bytes()) + promised + blob.size_bytes > settings.stored_bytes_max:
+            text = f"the store holds {stored} bytes (stored_bytes_max)"
             return RetryAfter(seconds=DISK_FULL_RETRY_SECONDS, reason=text)
         return None
 

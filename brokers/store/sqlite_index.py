@@ -18,6 +18,7 @@ from isles.brokers.store.sqlite_schema import (
     FORMAT,
     MIGRATED_FORMATS,
     SCHEMA,
+    blob_ref,
     connect,
     decode,
     decode_version,
@@ -235,7 +236,7 @@ class SqliteIndex:
             "SELECT update_digest, update_bytes FROM versions WHERE fragment = ? AND version BETWEEN ? AND ? "
             "AND is_retained = 1 AND update_digest IS NOT NULL ORDER BY version"
         )
-        return [BlobRef(digest=found[0], size_bytes=found[1]) for found in self._all(sql, fragment, first, last)]
+        return [blob_ref(*found) for found in self._all(sql, fragment, first, last)]
 
     def checkpoints(self, fragment: int, last: int) -> list[VersionInfo]:
         sql = (
@@ -289,7 +290,7 @@ class SqliteIndex:
 
     def blob(self, digest: str) -> BlobRef | None:
         found = self._one("SELECT size_bytes FROM blobs WHERE digest = ?", digest)
-        return None if found is None else BlobRef(digest=digest, size_bytes=found[0])
+        return None if found is None else blob_ref(digest, found[0])
 
     def put_blob(self, blob: BlobRef, stored_unix: float) -> None:
         self._do("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", blob.digest, blob.size_bytes, stored_unix)
@@ -311,7 +312,7 @@ class SqliteIndex:
             "SELECT digest, size_bytes, stored_unix = 0 FROM blobs "
             "WHERE NOT EXISTS (SELECT 1 FROM refs WHERE refs.digest = blobs.digest) ORDER BY digest"
         )
-        return [(BlobRef(digest=found[0], size_bytes=found[1]), bool(found[2])) for found in self._all(sql)]
+        return [(blob_ref(found[0], found[1]), bool(found[2])) for found in self._all(sql)]
 
     def delete_blob(self, digest: str) -> None:
         self._do("DELETE FROM blobs WHERE digest = ?", digest)
@@ -440,7 +441,8 @@ class SqliteIndex:
         self._do("INSERT INTO reports VALUES (?, ?)", seq, packed)
         return len(packed)
 
-    def reports(self, after: int, num_max: int, bytes_max: int) -> list[ReportInfo]:
-        sql = "SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
-        rows = self._that_fit(bytes_max, sql, after, num_max)
+    def reports(self, after: int, num_max: int, bytes_max: int, *, are_newest: bool = False) -> list[ReportInfo]:
+        order = "DESC" if are_newest else "ASC"
+        sql = f"SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq {order} LIMIT ?"
+        rows = sorted(self._that_fit(bytes_max, sql, after, num_max), key=lambda found: int(found[1]))
         return [decode(ReportInfo, found[0], f"figure {found[1]}") for found in rows]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgpack
 
 from isles.brokers.store.index import DamagedEntryError
-from isles.proto.messages import Part, VersionInfo
+from isles.proto.messages import BlobRef, Part, VersionInfo
 
 FORMAT: Final = 3
 """Of the tables; raised by every change that an older broker could not read."""
@@ -78,6 +79,10 @@ CREATE INDEX IF NOT EXISTS shards_by_holder ON shards (holder, cursor);
 CREATE TABLE IF NOT EXISTS reports (seq INTEGER PRIMARY KEY, info BLOB NOT NULL);
 """
 
+REFS_KEPT: Final = 4096
+"""Names of blobs with their sizes that are kept once they were checked, in some 2 MB: everybody asks for those of the
+newest versions, and to check one takes half as long as to find it."""
+
 UNREADABLE: Final = (msgpack.UnpackException, LookupError, RecursionError, TypeError, ValueError)
 """What reading bytes that are not those that were written can raise."""
 
@@ -102,6 +107,12 @@ def statements_of_missing_columns(database: sqlite3.Connection) -> list[str]:
             f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for name, kind in columns.items() if name not in found
         ]
     return statements
+
+
+@lru_cache(REFS_KEPT)
+def blob_ref(digest: str, size_bytes: int) -> BlobRef:
+    """The blob of two columns."""
+    return BlobRef(digest=digest, size_bytes=size_bytes)
 
 
 def encode(part: Part) -> bytes:
