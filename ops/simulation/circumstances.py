@@ -15,8 +15,9 @@ from isles.proto.messages import CHUNK_BYTES, Limits
 
 RULES: Final[tuple[ApplyRule, ...]] = ("rebase", "overwrite", "blend", "hybrid")
 """Each seed has one, in turn."""
-QUORUMS: Final = (*(12 * (1,)), *(5 * (2,)), 3, 3, LEARNERS_MAX + 2)
-"""Large ones are seldom: every version takes as many messages as there are contributions in it, ten times over."""
+QUORUMS: Final = (*(30 * (1,)), *(8 * (2,)), 3, LEARNERS_MAX + 2)
+"""Large ones are seldom, fifty in a thousand seeds: every version takes as many messages as there are contributions in
+it, ten times over."""
 LOOK_STEPS: Final = (1, 3, 3, 4)
 """Per fragment. Mostly a learner's own work is merged and a few versions of others are there when it looks again, so it
 skips some, as one does whose steps are short beside its transfers."""

@@ -35,7 +35,7 @@ QUICK_SEEDS = {
     "states-in-commit": 5,
     "settle": 8,
     "reset": 5,
-    "live-quorum": 13,
+    "live-quorum": 14,
     "one-open": 0,
     "subtract-when-applied": 0,
     "payloads-till-checkpoint": 0,
@@ -44,7 +44,7 @@ QUICK_SEEDS = {
     "fsync": 2,
     "folder-fsync": 2,
     "digests": 8,
-    "lost-payloads": 16,
+    "lost-payloads": 24,
     "upload-credit": 6,
     "download-credit": 9,
 }
