@@ -9,7 +9,6 @@ import secrets
 import sqlite3
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from isles.brokers.allow_list import AllowListFile
+from isles.brokers.losses import Losses
 from isles.brokers.router import Router
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.disk import Disk, DiskThreads
@@ -46,8 +46,6 @@ from isles.proto.transport.interface import Arrival, BrokerTransport
 
 TOKEN_BYTES: Final = 16
 """Of a session's name: nobody guesses 128 bits."""
-DROPPED_SECONDS: Final = 10.0
-"""Shortest time between two lines about answers that were dropped."""
 OWN_FAULTS: Final = (
     ArithmeticError,
     AssertionError,
@@ -87,12 +85,7 @@ class Broker:
         self._disk = disk or DiskThreads(store.blobs, settings.num_disk_threads, transport.wake)
         self._allow_list = allow_list
         self._ticked_at: float | None = None
-        self._num_dropped = 0
-        """Answers that the transport did not take since the last line about them."""
-        self._dropped_at = clock.now()
-        self._cuts: Counter[str] = Counter()
-        """Connections that were hung up on since the last line about them, by the reason."""
-        self._cuts_told_at: float | None = None
+        self._losses = Losses(logger, clock.now())
         self.incarnation = secrets.token_hex(TOKEN_BYTES)
         with self._store_faults():
             self.router = Router(
@@ -149,8 +142,7 @@ class Broker:
         now = self._clock.now()
         if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
             self._ticked_at = now
-            self._tell_dropped(now)
-            self._tell_cuts(now)
+            self._losses.tell(self._transport.take_cuts(), now)
             events.append(Tick(self._store.blobs.free_bytes()))
             if self._allow_list is not None:
                 events += self._look_at(self._allow_list, now)
@@ -189,28 +181,13 @@ class Broker:
         match instruction:
             case Send(channel, connection, message, payload):
                 if not self._transport.send(channel, connection, pack(message), payload):
-                    self._num_dropped += 1
+                    self._losses.drop()
             case Publish(hint):
                 self._transport.publish(pack(hint))
             case Log(level, event, fields):
                 getattr(self._logger, level)(event, **fields)
             case _:
                 self._disk.submit(instruction)
-
-    def _tell_dropped(self, now: float) -> None:
-        """Some are normal, as when somebody died; whoever lives asks again. What is garbage is answered and logged."""
-        if self._num_dropped and now - self._dropped_at >= DROPPED_SECONDS:
-            self._logger.info("messages.dropped", unsent=self._num_dropped, unread=0, hints=0)
-            self._num_dropped, self._dropped_at = 0, now
-
-    def _tell_cuts(self, now: float) -> None:
-        """At once, and then now and again: strangers decide how often there is something to say."""
-        self._cuts.update(self._transport.take_cuts())
-        if self._cuts and (self._cuts_told_at is None or now - self._cuts_told_at >= DROPPED_SECONDS):
-            counts = {reason: self._cuts[reason] for reason in ("stranger", "surplus", "overfull")}
-            self._logger.warning("connections.cut", **counts)
-            self._cuts.clear()
-            self._cuts_told_at = now
 
     @contextmanager
     def _store_faults(self) -> Iterator[None]:
@@ -255,11 +232,15 @@ def _facts(allowed: AllowList) -> dict[str, int]:
 
 
 def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Event) -> int:
-    """Runs a broker until `should_stop`; the exit code.
+    """Runs a broker until `should_stop`, a relay if it has an upstream; the exit code.
 
     Raises ConfigError if it cannot listen or its keys cannot be used, StoreLockedError if another one has the store,
     StoreError if the disk fails.
     """
+    if settings.upstream is not None:
+        from isles.brokers.relay.process import serve as serve_relay
+
+        return serve_relay(settings, logger=logger, should_stop=should_stop)
     from isles.proto.transport.tcp import allow_descriptors
     from isles.proto.transport.zmq_transport import ZmqBroker
 

@@ -1,4 +1,6 @@
-"""Every setting of a broker process: where it listens and keeps its store, and what its cores need."""
+"""Every setting of a broker process, a home broker or a relay: where it listens and keeps its store, and what its cores
+need.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,15 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from isles.brokers.limits import RoutingSettings, Seconds
-from isles.proto.transport.address import is_loopback
+from isles.brokers.limits import Seconds
+from isles.brokers.relay.limits import RelayingSettings
+from isles.proto.transport.address import BrokerAddress, is_loopback
 from isles.proto.transport.bounds import CONNECTIONS_PER_KEY_MAX, WAITING_BYTES_MAX
 
 BIND_PATTERN = r"^tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)$"
 
 
-class BrokerSettings(RoutingSettings):
+class BrokerSettings(RelayingSettings):
     """All settings of a broker process."""
 
     store: Path = Field(default=Path("store"), description="folder of the store")
@@ -29,6 +32,15 @@ class BrokerSettings(RoutingSettings):
     )
     port: Annotated[int, Field(ge=0, le=65_533)] = Field(
         default=7700, description="port for control; bulk and events are the next two; 0 takes three free ones"
+    )
+    upstream: BrokerAddress | None = Field(
+        default=None,
+        description="address of the home broker, as tcp://HOST:PORT: with it this is a relay, which hands over to that "
+        "broker what the workers of its region send; without it this is the home broker of a run",
+    )
+    upstream_key: Path | None = Field(
+        default=None,
+        description="key file of a relay, made by `isles keys`: it shows it to the home broker, and to its workers",
     )
     waiting_bytes_max: Annotated[int, Field(ge=64 << 20, lt=2**53)] = Field(
         default=WAITING_BYTES_MAX,
@@ -48,11 +60,29 @@ class BrokerSettings(RoutingSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if not is_loopback(self.host) and self.keys is None:
+        if not is_loopback(self.host) and self.keys is None and self.upstream_key is None:
+            remedy = (
+                "Make keys with `isles keys new` and name their folder with keys = ..., or listen on tcp://127.0.0.1"
+                if self.upstream is None
+                else "Make a key with the role relay where the home broker's keys are, and name it with --key"
+            )
             raise ValueError(
                 f"bind = {self.bind} can be reached from other machines, and there are no keys: whoever reaches it "
-                "could read and change the run. Make keys with `isles keys new` and name their folder with keys = ..., "
-                "or listen on tcp://127.0.0.1"
+                f"could read and change the run. {remedy}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_relay(self) -> Self:
+        if self.upstream is None and self.upstream_key is not None:
+            raise ValueError(
+                "upstream_key is a relay's, and upstream is not set: name the home broker with upstream = ..., or, "
+                "for a home broker, its key folder with keys = ..."
+            )
+        if self.upstream is not None and self.keys is not None:
+            raise ValueError(
+                "keys is the folder of a home broker, and upstream makes this a relay, whom the home broker tells whom "
+                "to let in: name the relay's own key with upstream_key = ... instead"
             )
         return self
 

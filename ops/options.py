@@ -40,6 +40,7 @@ SHORT_FLAGS: Final = {
     "run.rounds": "--rounds",
     "sync.preset": "--preset",
     "worker.step_seconds": "--step-seconds",
+    "broker.upstream_key": "--key",
     "sync.is_deterministic": "--deterministic",
     "outer.require_learners": "--require-learners",
 }

@@ -58,6 +58,18 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "learner.caught_up": ("learner",),
     "run.duplicated": ("role", "id", "run", "store", "text"),
     "blob.corrupt": ("digest", "text"),
+    # relay
+    "relay.started": ("address", "upstream", "store", "region"),
+    "link.joined": ("link", "broker_incarnation"),
+    "link.lost": ("silent_seconds", "num_waiting", "waiting_bytes"),
+    "link.restored": ("seconds", "num_waiting", "waiting_bytes"),
+    "contribution.kept": ("learner", "fragment", "number", "incarnation", "base_version", "bytes"),
+    "contribution.forwarded": ("learner", "fragment", "number", "incarnation", "answer", "bytes"),
+    "outbox.full": ("bytes", "limit_bytes"),
+    "outbox.relieved": ("bytes",),
+    "offer.damaged": ("file", "text"),
+    "blob.fetched": ("digest", "bytes", "num_askers"),
+    "cache.evicted": ("num_blobs", "bytes"),
     # outer
     "outer.standing_by": ("fragments",),
     "state.recovered": ("fragment", "version", "checkpoint", "num_versions", "seconds"),

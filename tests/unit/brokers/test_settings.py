@@ -32,6 +32,26 @@ def test_with_keys_any_address_is_taken() -> None:
     assert BrokerSettings(bind="tcp://0.0.0.0", keys=Path("keys")).host == "0.0.0.0"
 
 
+def test_a_relay_needs_its_key_where_others_reach_it() -> None:
+    with pytest.raises(ValidationError, match="role relay"):
+        BrokerSettings(bind="tcp://0.0.0.0", upstream="tcp://home:7700")
+    settings = BrokerSettings(bind="tcp://0.0.0.0", upstream="tcp://home:7700", upstream_key=Path("relay-us.key"))
+    assert (settings.ack, settings.upstream_connections) == ("home", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"upstream_key": Path("relay-us.key")}, "upstream is not set"),
+        ({"upstream": "tcp://home:7700", "keys": Path("keys")}, "upstream_key"),
+        ({"upstream": "home"}, "tcp://HOST:PORT"),
+    ],
+)
+def test_a_broker_is_either_a_home_broker_or_a_relay(fields: dict[str, object], remedy: str) -> None:
+    with pytest.raises(ValidationError, match=remedy):
+        BrokerSettings(**fields)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("fields", "remedy"),
     [

@@ -1,0 +1,1 @@
+"""A relay: the broker of one region, through which each payload crosses the way to the home broker once."""
