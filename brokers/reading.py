@@ -94,6 +94,7 @@ def take_ask_status(state: State, arrival: MessageArrived, message: AskStatus) -
         leases=state.leases.infos(state.now),
         tokens_produced=state.membership.tokens_produced,
         reports_after=message.reports_after,
+        wants_newest=message.wants_newest,
         warnings=(*state.warnings.infos(), *quarantine_infos(state))[:WARNINGS_MAX],
         unix=state.unix,
         version=state.version,

@@ -23,7 +23,7 @@ from isles.proto.messages import (
 )
 
 REPORTS_MAX: Final = 4096
-"""Reports in one answer, as the message permits; the asker goes on after the last one."""
+"""Reports in one answer, as the message permits; the asker goes on after the last one, or asks for the newest."""
 REPORTS_BYTES_MAX: Final = HEADER_BYTES_MAX // 4
 """Of those, so that the answer fits a header whatever was reported."""
 BYTES_DOWN_COUNTER: Final = "bytes_down"
@@ -39,6 +39,7 @@ def make_status(
     leases: tuple[LeaseInfo, ...],
     tokens_produced: int,
     reports_after: int,
+    wants_newest: bool,
     warnings: tuple[WarningInfo, ...],
     unix: float,
     version: str,
@@ -67,7 +68,7 @@ def make_status(
         fragments=tuple(heads),
         num_pending=index.num_pending(),
         leases=leases,
-        reports=tuple(index.reports(reports_after, REPORTS_MAX, REPORTS_BYTES_MAX)),
+        reports=tuple(index.reports(reports_after, REPORTS_MAX, REPORTS_BYTES_MAX, are_newest=wants_newest)),
         totals=totals,
         warnings=warnings,
         unix=max(0.0, unix),

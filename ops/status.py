@@ -50,7 +50,7 @@ def build(name: str) -> click.Command:
         from isles.ops.watch import watch
 
         reach = find_reach(broker, key, run_dir)
-        seen = watch(reach)
+        seen = watch(reach, wants_newest=True)
         try:
             answer = seen.wait(timeout, address=reach.address)
         finally:

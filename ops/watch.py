@@ -32,10 +32,19 @@ def operator_hello(name: str = "operator") -> Hello:
 class StatusWatch:
     """The newest status of a broker and all figures reported so far. Belongs to one thread."""
 
-    def __init__(self, transport: ClientTransport, *, every_seconds: float = 1.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        transport: ClientTransport,
+        *,
+        every_seconds: float = 1.0,
+        wants_newest: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """With `wants_newest`, older figures than one answer holds are left out; else all come, the oldest first."""
         self._clock: Clock = clock or SystemClock()
         self._connection = Connection(operator_hello(), transport, self._clock)
         self._every_seconds = every_seconds
+        self._wants_newest = wants_newest
         self._asked_at: float | None = None
         self._is_waiting = False
         self.status: Status | None = None
@@ -91,7 +100,8 @@ class StatusWatch:
 
     def _ask(self, now: float) -> None:
         self._connection.client.forget(lambda message: isinstance(message, AskStatus))
-        self._connection.ask(AskStatus(reports_after=self.reports[-1].seq if self.reports else 0))
+        after = self.reports[-1].seq if self.reports else 0
+        self._connection.ask(AskStatus(reports_after=after, wants_newest=self._wants_newest))
         self._asked_at, self._is_waiting = now, True
 
     def _take(self, status: Status) -> None:
@@ -102,6 +112,6 @@ class StatusWatch:
         self.status_at = self._clock.now()
 
 
-def watch(reach: Reach, *, every_seconds: float = 1.0) -> StatusWatch:
+def watch(reach: Reach, *, every_seconds: float = 1.0, wants_newest: bool = False) -> StatusWatch:
     """A watch over ZeroMQ. Raises ConfigError for an address or a key file that cannot be used."""
-    return StatusWatch(reach.dial(), every_seconds=every_seconds)
+    return StatusWatch(reach.dial(), every_seconds=every_seconds, wants_newest=wants_newest)

@@ -832,6 +832,8 @@ class AskStatus(Message):
     tag = 54
     reports_after: Count = 0
     """Only reports with a higher seq."""
+    wants_newest: bool = False
+    """Of more reports than one answer holds, the newest; else the oldest, and the asker goes on after them."""
     wants_record: bool = False
     """Whether the run record is wanted, too."""
 

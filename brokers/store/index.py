@@ -244,5 +244,5 @@ class Index(Protocol):
     def put_report(self, report: ReportInfo) -> int:
         """Stores it with the next sequence number; returns the bytes that it takes."""
 
-    def reports(self, after: int, num_max: int, bytes_max: int) -> list[ReportInfo]:
-        """Those after one, in order: as many as take `bytes_max`, at least one."""
+    def reports(self, after: int, num_max: int, bytes_max: int, *, are_newest: bool = False) -> list[ReportInfo]:
+        """Those after one, in order: the first ones or the newest, as many as take `bytes_max`, at least one."""

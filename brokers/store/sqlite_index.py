@@ -442,7 +442,8 @@ class SqliteIndex:
         return len(packed)
 
     def reports(self, after: int, num_max: int, bytes_max: int, *, are_newest: bool = False) -> list[ReportInfo]:
-        order = "DESC" if are_newest else "ASC"
-        sql = f"SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq {order} LIMIT ?"
-        rows = sorted(self._that_fit(bytes_max, sql, after, num_max), key=lambda found: int(found[1]))
+        first = "SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq LIMIT ?"
+        newest = "SELECT info, seq FROM reports WHERE seq > ? ORDER BY seq DESC LIMIT ?"
+        rows = self._that_fit(bytes_max, newest if are_newest else first, after, num_max)
+        rows.sort(key=lambda found: int(found[1]))
         return [decode(ReportInfo, found[0], f"figure {found[1]}") for found in rows]

@@ -12,6 +12,7 @@ from isles.proto.messages import (
     MESSAGES,
     Accepted,
     Alive,
+    AskStatus,
     AskVersion,
     BlobRef,
     Checkpoint,
@@ -52,6 +53,8 @@ ID = ContributionId("us-0", 3, "0123456789abcdef", 17)
 BLOB = BlobRef(digest="5e" * 32, size_bytes=99)
 
 MESSAGES_BY_NAME: dict[str, Message] = {
+    "ask_status": AskStatus(request=1, reports_after=7),
+    "ask_status_newest": AskStatus(request=1, wants_newest=True),
     "hello": Hello(request=1, role="worker", id="us-0", incarnation="0123456789abcdef", region="us"),
     "hello_given": Hello(
         request=1, role="worker", id="", incarnation="0123456789abcdef", store="ee" * 8, rejoin="dd" * 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,29 @@ def test_reports_are_kept_in_order_and_read_from_where_one_was(stage: Stage) -> 
         (2, 4.5, "eval"),
         (3, 3.5, "eval"),
     ]
+
+
+def test_of_more_reports_than_fit_the_oldest_or_the_newest_are_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator, operator = stage.member("evaluator", "eval"), stage.member("operator", "me")
+    evaluator.join()
+    for value in range(7):
+        evaluator.ask(Report(name="val_loss", value=value, versions={0: 1}, tokens=7.0))
+
+    def told(**ask: Any) -> list[int]:
+        status = operator.ask(AskStatus(**ask))
+        assert isinstance(status, Status)
+        return [report.seq for report in status.reports]
+
+    monkeypatch.setattr("isles.brokers.status.REPORTS_MAX", 3)
+    assert told() == [1, 2, 3]
+    assert told(wants_newest=True) == [5, 6, 7]
+    assert told(reports_after=6, wants_newest=True) == [7]
+    assert told(reports_after=7, wants_newest=True) == []
+    monkeypatch.setattr("isles.brokers.status.REPORTS_BYTES_MAX", 1)
+    assert told() == [1]
+    assert told(wants_newest=True) == [7]
 
 
 def test_silence_is_filled_with_beats_and_every_hint_has_the_next_number(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from isles.ops import main
 from isles.ops.reach import running_broker
 from isles.ops.run_folder import RunFolder, State
 from isles.ops.status import as_json, render
@@ -128,6 +129,28 @@ def test_the_plain_values_group_learners_by_region_with_their_ages(status: Statu
     assert found["leases"][0] == {"fragment": 0, "holder": "outer", "epoch": 4, "expires_seconds": 2.0}
     assert found["reports"][0]["value"] == 2.5
     assert found["totals"]["merged"] == 14
+
+
+def test_the_newest_figures_are_asked_for(
+    status: Status, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broker tells so many at a time; the oldest ones would be those of the beginning of the run."""
+    asked: list[bool] = []
+
+    class Watch:
+        def wait(self, _timeout: float, *, address: str) -> Status:
+            return status.model_copy(update={"run": address[:1]})
+
+        def close(self) -> None: ...
+
+    def watch(_reach: object, *, wants_newest: bool = False) -> Watch:
+        asked.append(wants_newest)
+        return Watch()
+
+    monkeypatch.setattr("isles.ops.watch.watch", watch)
+    assert main.run(["status", "--broker", "tcp://127.0.0.1:7700", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reports"][0]["value"] == 2.5
+    assert asked == [True]
 
 
 def test_the_broker_of_a_run_folder_is_asked_only_while_it_runs(tmp_path: Path) -> None:

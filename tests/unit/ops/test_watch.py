@@ -15,11 +15,11 @@ from isles.proto.transport.memory import MemoryBroker
 class Stage:
     """A watch, and the broker's side of its connection, played by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wants_newest: bool = False) -> None:
         self.clock = ManualClock(50.0)
         self.broker = MemoryBroker()
         self.transport = self.broker.connect()
-        self.watch = StatusWatch(self.transport, every_seconds=1.0, clock=self.clock)
+        self.watch = StatusWatch(self.transport, every_seconds=1.0, wants_newest=wants_newest, clock=self.clock)
 
     def asked(self) -> list[tuple[bytes, AskStatus]]:
         found = []
@@ -97,6 +97,14 @@ def test_each_figure_is_kept_once_and_only_newer_ones_are_asked_for(stage: Stage
     ask = stage.answer(report(2), report(3))
     assert ask.reports_after == 2
     assert [one.seq for one in stage.watch.reports] == [1, 2, 3]
+    assert not ask.wants_newest
+
+
+def test_who_looks_once_asks_for_the_newest_figures() -> None:
+    stage = Stage(wants_newest=True)
+    stage.watch.poll(0.0)
+    assert stage.answer(report(7), report(8)).wants_newest
+    assert [one.seq for one in stage.watch.reports] == [7, 8]
 
 
 def test_a_status_remembers_when_it_was_asked_for(stage: Stage) -> None:
