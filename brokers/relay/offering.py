@@ -69,7 +69,7 @@ def _open_upload(
 ) -> list[Instruction]:
     contribution = message.contribution if isinstance(message, Offer) else None
     blob = blob_of(message)
-    refusal = state.uploads.refusal(session.owner, blob, state.outbox.waiting_bytes + state.cache.num_bytes)
+    refusal = state.uploads.refusal(session.owner, blob, lambda: state.outbox.waiting_bytes + state.cache.num_bytes)
     if refusal is not None:
         refused = respond(arrival, refusal)
         if isinstance(refusal, RetryAfter):
