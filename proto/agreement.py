@@ -99,8 +99,8 @@ class SyncSettings(BaseModel):
     num_fragments: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=4, description="P: disjoint sets of tensors that are synchronised in turn"
     )
-    codec_up: CodecName = Field(default="int4", description="codec of the deltas that learners send")
-    codec_down: CodecName = Field(default="int4", description="codec of the updates that the outer publishes")
+    codec_up: CodecName = Field(default="step1.5", description="codec of the deltas that learners send")
+    codec_down: CodecName = Field(default="step1.5", description="codec of the updates that the outer publishes")
     apply_rule: ApplyRule = Field(default="rebase", description="how a learner applies a new version")
     blend_alpha: Share = Field(default=0.5, description="share of the live parameters kept by blend and hybrid")
     books: Books = Field(
@@ -117,7 +117,7 @@ class SyncSettings(BaseModel):
     grace_max_seconds: NotNegative = Field(default=10.0, description="longest grace window, in seconds")
     has_cues: bool = Field(default=True, description="whether an open round cues the learners that are not in it yet")
     merge_rule: MergeRule = Field(
-        default="mean",
+        default="rda",
         description="how the deltas of a round become one outer gradient: mean, or rda = mean norm and direction",
     )
     staleness_exponent: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)] = Field(

@@ -48,8 +48,8 @@ class PlanSettings(BaseModel):
     overlap_steps: NotNegative = Field(
         default=2.0, description="tau: inner steps that a synchronisation may take without anybody noticing"
     )
-    codec_up: CodecName = Field(default="int4", description="codec of the deltas that learners send")
-    codec_down: CodecName = Field(default="int4", description="codec of the updates that the outer publishes")
+    codec_up: CodecName = Field(default="step1.5", description="codec of the deltas that learners send")
+    codec_down: CodecName = Field(default="step1.5", description="codec of the updates that the outer publishes")
     bits_up: _Bits = Field(default=0.0, description="bits per value on the way up; 0 = as measured with that codec")
     bits_down: _Bits = Field(default=0.0, description="bits per value on the way down; 0 = as measured with that codec")
     apply_rule: ApplyRule = Field(default="rebase", description="how a learner applies a new version")

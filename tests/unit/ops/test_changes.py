@@ -144,7 +144,7 @@ def test_a_record_never_gets_another_number_of_fragments() -> None:
 def test_changes_are_told_with_what_was_and_what_is() -> None:
     new = changed(RECORD, SyncSettings(interval_steps=9, num_fragments=2, codec_up="int8"), Budget(rounds=32))
     found = differences(RECORD, new)
-    assert words(found) == "sync.interval_steps 6 -> 9, sync.codec_up int4 -> int8, run.rounds 16 -> 32"
+    assert words(found) == "sync.interval_steps 6 -> 9, sync.codec_up step1.5 -> int8, run.rounds 16 -> 32"
     assert differences(RECORD, RECORD) == {}
 
 

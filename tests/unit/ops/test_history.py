@@ -146,7 +146,7 @@ def test_the_tables_fit_and_keep_every_figure(width: int, store: Path) -> None:
     assert max(map(len, text.splitlines())) <= width
     for part in (
         "fragment 0", "beginning", "2: eu-0 us-0", "1,000", "0.25", "1.5 s", "0.5 s", "checkpoint", "tape",
-        "settings 0", "settings 1", "interval_steps 48 -> 9", "codec_up int4 -> int8", "20,000",
+        "settings 0", "settings 1", "interval_steps 48 -> 9", "codec_up step1.5 -> int8", "20,000",
     ):  # fmt: skip
         assert part in text, part
 

@@ -21,7 +21,7 @@ from isles.proto.messages import Ingredient, Recipe
 Vector = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
-MEAN = SyncSettings()
+MEAN = SyncSettings(merge_rule="mean")
 RDA = SyncSettings(merge_rule="rda")
 SLICES = (TensorSlice("a", 0, 6, (2, 3)), TensorSlice("b", 6, 7, ()), TensorSlice("c", 7, 20, (13,)))
 

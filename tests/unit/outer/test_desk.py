@@ -40,7 +40,7 @@ from isles.proto.messages import (
     Upload,
 )
 
-SYNC = SyncSettings(num_fragments=1, codec_up="fp32", grace_max_seconds=0.0)
+SYNC = SyncSettings(num_fragments=1, merge_rule="mean", codec_up="fp32", grace_max_seconds=0.0)
 PARAMETERS = np.ones(6, np.float32)
 STATE = encode("fp32", PARAMETERS)
 DELTA = encode("fp32", np.full(6, 0.5, np.float32))

@@ -11,7 +11,7 @@ from isles.outer.ledger import make_recipe, recipe_fault
 from isles.proto.agreement import SyncSettings
 from isles.proto.messages import Averages, Contribution, LearnerInfo, Recipe
 
-SYNC = SyncSettings()
+SYNC = SyncSettings(merge_rule="mean")
 TIMES: dict[str, Any] = {
     "head_version": 0,
     "learning_rate": None,
@@ -43,7 +43,7 @@ def test_a_recipe_carries_fraction_rule_settings_and_times(recipe: Recipe) -> No
 def test_without_fractional_steps_every_round_takes_a_full_one(
     make_contribution: Callable[..., Contribution], make_learner: Callable[..., LearnerInfo]
 ) -> None:
-    sync = SyncSettings(has_fractional_steps=False)
+    sync = SyncSettings(merge_rule="mean", has_fractional_steps=False)
     recipe = make_recipe([make_contribution("a")], [make_learner("a"), make_learner("b")], sync, **TIMES)
     assert recipe.fraction == 1.0
 
@@ -64,13 +64,13 @@ def two(
 
 
 def test_an_old_base_counts_less_by_the_power_of_the_versions_behind(two: Callable[..., Recipe]) -> None:
-    recipe = two(SyncSettings(staleness_exponent=0.5))
+    recipe = two(SyncSettings(merge_rule="mean", staleness_exponent=0.5))
     assert [ingredient.weight for ingredient in recipe.ingredients] == [100_000.0, 50_000.0]
     assert recipe.fraction == pytest.approx(0.5 * 0.75)
 
 
 def test_a_discount_leaves_the_others_of_the_round_what_they_had(two: Callable[..., Recipe]) -> None:
-    plain, discounted = two(SYNC), two(SyncSettings(staleness_exponent=1.0))
+    plain, discounted = two(SYNC), two(SyncSettings(merge_rule="mean", staleness_exponent=1.0))
 
     def effects(recipe: Recipe) -> list[float]:
         total = sum(ingredient.weight for ingredient in recipe.ingredients)
@@ -96,7 +96,7 @@ def test_a_recipe_carries_the_rate_of_its_step(two: Callable[..., Recipe]) -> No
 
 
 def test_buffers_take_a_part_of_a_step_in_a_partial_round_whatever_the_settings(two: Callable[..., Recipe]) -> None:
-    for sync in (SYNC, SyncSettings(has_fractional_steps=False)):
+    for sync in (SYNC, SyncSettings(merge_rule="mean", has_fractional_steps=False)):
         assert two(sync, is_buffers=True).fraction == 0.5
 
 
@@ -111,8 +111,8 @@ def test_learners_that_were_not_measured_yet_count_where_buffers_are_merged(
 
 
 def test_the_digest_of_the_settings_tells_different_ones_apart() -> None:
-    assert SYNC.digest == SyncSettings().digest
-    assert SYNC.digest != SyncSettings(outer_learning_rate=0.71).digest
+    assert SYNC.digest == SyncSettings(merge_rule="mean").digest
+    assert SYNC.digest != SyncSettings(merge_rule="mean", outer_learning_rate=0.71).digest
 
 
 def test_a_recipe_of_this_run_has_no_fault(recipe: Recipe) -> None:

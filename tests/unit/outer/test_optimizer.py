@@ -30,7 +30,7 @@ from isles.proto.manifest import TensorSlice
 from isles.proto.messages import Ingredient, Recipe
 
 Vector = npt.NDArray[np.float32]
-EXACT = SyncSettings(codec_up="fp32", codec_down="fp32", outer_learning_rate=0.7, outer_momentum=0.9)
+EXACT = SyncSettings(codec_up="fp32", codec_down="fp32", merge_rule="mean", outer_learning_rate=0.7, outer_momentum=0.9)
 
 
 def recipe_of(weights: Sequence[float], fraction: float = 1.0, sync: SyncSettings = EXACT, clip: float = 1.0) -> Recipe:

@@ -36,9 +36,9 @@ from isles.proto.messages import BlobRef, Ingredient, Recipe, VersionInfo
 NUM_VALUES = 24
 SLICES = Manifest.build([TensorSpec("a", (NUM_VALUES,), "float32", "parameter")], {}, 1).slices(0)
 EPOCHS = (
-    SyncSettings(num_fragments=1, codec_down="int4", outer_momentum=0.9),
-    SyncSettings(num_fragments=1, codec_down="fp32", outer_momentum=0.0, outer_learning_rate=0.3),
-    SyncSettings(num_fragments=1, codec_down="int8", outer_momentum=0.5),
+    SyncSettings(num_fragments=1, codec_down="int4", merge_rule="mean", outer_momentum=0.9),
+    SyncSettings(num_fragments=1, codec_down="fp32", merge_rule="mean", outer_momentum=0.0, outer_learning_rate=0.3),
+    SyncSettings(num_fragments=1, codec_down="int8", merge_rule="mean", outer_momentum=0.5),
 )
 
 

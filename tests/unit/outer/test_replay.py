@@ -21,8 +21,8 @@ from isles.proto.messages import Averages, BlobRef, Ingredient, Recipe, VersionI
 
 NUM_VALUES = 300
 FASTER = "the run moves on faster than this machine recomputes: stop it first, or raise broker.versions_kept"
-OLD = SyncSettings(num_fragments=1, codec_up="fp32", codec_down="int8", outer_momentum=0.0)
-NEW = SyncSettings(num_fragments=1, codec_up="int4", codec_down="int4", outer_momentum=0.9)
+OLD = SyncSettings(num_fragments=1, codec_up="fp32", codec_down="int8", merge_rule="mean", outer_momentum=0.0)
+NEW = SyncSettings(num_fragments=1, codec_up="int4", codec_down="int4", merge_rule="mean", outer_momentum=0.9)
 MANIFEST = Manifest.build([TensorSpec("only", (NUM_VALUES,), "float32", "parameter")], {}, 1)
 RECORD = RunRecord(
     run="demo",

@@ -15,7 +15,7 @@ from isles.proto.manifest import TensorSlice
 from isles.proto.messages import Contribution
 
 SLICES = (TensorSlice("a.weight", 0, 6, (2, 3)), TensorSlice("b.bias", 6, 10, (4,)))
-SYNC = SyncSettings(codec_up="fp32")
+SYNC = SyncSettings(codec_up="fp32", merge_rule="mean")
 Make = Callable[..., Contribution]
 
 
@@ -100,7 +100,7 @@ def test_norms_that_the_payload_denies_are_refused_where_the_merge_needs_them(co
 
 def test_buffers_come_in_a_codec_of_their_own(contribution: Contribution) -> None:
     slices = (TensorSlice("mean", 0, 10, (10,), "buffer_average"),)
-    sync = SyncSettings(codec_up="int4")
+    sync = SyncSettings(codec_up="int4", merge_rule="mean")
     one = contribution.model_copy(update={"norms": (1.0,)})
     assert screen_books(one, head_version=3, slices=slices, sync=sync) == ""
     assert screen_payload(one, payload_with(1.0, 0), slices=slices, sync=sync).reason == ""
@@ -117,13 +117,13 @@ def test_a_reason_fits_the_wire(contribution: Contribution) -> None:
 
 
 def test_a_contribution_made_under_earlier_settings_of_the_run_passes(contribution: Contribution) -> None:
-    sync, past = SyncSettings(codec_up="int4"), (SYNC, SyncSettings(codec_up="int8"))
+    sync, past = SyncSettings(codec_up="int4", merge_rule="mean"), (SYNC, SyncSettings(codec_up="int8"))
     assert screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past) == ""
     assert screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past).reason == ""
 
 
 def test_a_codec_that_the_run_never_had_names_those_that_it_had(contribution: Contribution) -> None:
-    sync, past = SyncSettings(codec_up="int4"), (SyncSettings(codec_up="int8"),)
+    sync, past = SyncSettings(codec_up="int4", merge_rule="mean"), (SyncSettings(codec_up="int8"),)
     reason = screen_payload(contribution, payload_with(1.0, 0), slices=SLICES, sync=sync, past=past).reason
     assert "its payload is in codec fp32, the run's is int4, and before int8" in reason
     assert "it is in codec fp32" in screen_books(contribution, head_version=3, slices=SLICES, sync=sync, past=past)

@@ -30,7 +30,7 @@ def test_without_options_it_plans_the_published_case(capsys: pytest.CaptureFixtu
 
 
 def test_links_that_are_too_thin_are_said_with_the_h_and_p_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    _, said = planned(capsys, "--up-gbit", "0.2", "--num-fragments", "4")
+    _, said = planned(capsys, "--codec-up", "int4", "--up-gbit", "0.2", "--num-fragments", "4")
     assert "H = 24 is too short for these links: H = 111 keeps every one below 80 %" in said
     assert "it takes P = " in said
 
