@@ -30,6 +30,10 @@ BROKER_NAME: Final = "broker"
 SECRET_MODE: Final = 0o600
 PUBLIC_MODE: Final = 0o644
 
+_NEW_KEY: Final = "put it back, or make a new one with `isles keys`"
+_NEW_FOLDER: Final = "put a copy of it back, or make all keys anew in an empty folder"
+"""What helps where the file that every command on keys needs cannot be used: no command makes another one."""
+
 _Model = TypeVar("_Model", bound=Part)
 
 
@@ -50,19 +54,21 @@ def client_file(folder: Path, name: str) -> Path:
 
 def read_client_key(path: Path) -> ClientKey:
     """The key of one process. Raises ConfigError, one sentence, for a file that cannot be used."""
-    key = _read(path, ClientKey, KEY_FILE_BYTES_MAX, "key file", is_secret=True)
+    key = _read(path, ClientKey, KEY_FILE_BYTES_MAX, "key file", _NEW_KEY, is_secret=True)
     key._path = str(path)  # noqa: SLF001 - where it lies is no field of it
     return key
 
 
 def read_broker_key(folder: Path) -> BrokerKey:
     """The broker's own pair out of a key folder. Raises ConfigError as `read_client_key`."""
-    return _read(folder / BROKER_FILE, BrokerKey, KEY_FILE_BYTES_MAX, "key file of the broker", is_secret=True)
+    path = folder / BROKER_FILE
+    return _read(path, BrokerKey, KEY_FILE_BYTES_MAX, "key file of the broker", _NEW_FOLDER, is_secret=True)
 
 
 def read_allow_list(folder: Path) -> AllowList:
     """Whom the broker of a key folder lets in. Raises ConfigError as `read_client_key`."""
-    return _read(folder / ALLOW_LIST_FILE, AllowList, ALLOW_LIST_BYTES_MAX, "allow-list", is_secret=False)
+    path = folder / ALLOW_LIST_FILE
+    return _read(path, AllowList, ALLOW_LIST_BYTES_MAX, "allow-list", _NEW_FOLDER, is_secret=False)
 
 
 class KeyWatch:
@@ -96,15 +102,28 @@ class KeyWatch:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: Path, model: type[_Model], bytes_max: int, what: str, *, is_secret: bool) -> _Model:
+def _read(path: Path, model: type[_Model], bytes_max: int, what: str, cure: str, *, is_secret: bool) -> _Model:
     data = _read_bytes(path, bytes_max, what, is_secret=is_secret)
     if not data.strip():  # as TOML it would be a list of nobody; it is what a full disk or a copy under way leaves
-        raise ConfigError(f"{path} is no {what}: it is empty; put it back, or make a new one with `isles keys`")
+        raise ConfigError(f"{path} is no {what}: it is empty; {cure}")
     try:
         values = tomllib.loads(data.decode())
     except TOML_FAULTS:
-        raise ConfigError(f"{path} is no {what}: it is not TOML; make a new one with `isles keys`") from None
+        raise ConfigError(f"{path} is no {what}: it is not TOML; {cure}") from None
+    if kind := _other_kind(model, values):
+        raise ConfigError(f"{path} is no {what}: it is {kind}; {cure}")
     return validated(model, values, f"{path} is no {what} that can be used")
+
+
+def _other_kind(model: type[Part], values: dict[str, object]) -> str:
+    """What else a file is that was taken for one of this kind; empty if it may well be one."""
+    if model is not ClientKey and {"secret", "broker"} <= values.keys():
+        return "the key of a process"
+    if model is not BrokerKey and "secret" in values and "name" not in values:
+        return "the broker's own key"
+    if model is not AllowList and "keys" in values:
+        return "an allow-list"
+    return ""
 
 
 def _read_bytes(path: Path, bytes_max: int, what: str, *, is_secret: bool) -> bytes:

@@ -186,6 +186,10 @@ class AllowList(Part):
 _Model = TypeVar("_Model", bound=Part)
 
 
+_FAULTS: Final = {"missing": "is missing", "extra_forbidden": "is no entry of such a file"}
+"""What is wrong with an entry, by Pydantic's name for it, where its own words do not help."""
+
+
 def validated(model: type[_Model], values: Any, where: str) -> _Model:
     """A part of the files of keys. Raises ConfigError, which says `where` and never repeats a value."""
     try:
@@ -193,5 +197,5 @@ def validated(model: type[_Model], values: Any, where: str) -> _Model:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in fault["loc"])
-        text = fault["msg"].removeprefix("Value error, ")
+        text = _FAULTS.get(fault["type"], fault["msg"].removeprefix("Value error, "))
         raise ConfigError(f"{where}: {place}{' ' if place else ''}{text[:1].lower()}{text[1:]}") from None

@@ -117,7 +117,7 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "empty": (lambda text: "", "it is empty"),
     "blank": (lambda text: " \n\n", "it is empty"),
     "no TOML": (lambda text: text + "[[[", "not TOML"),
-    "cut off": (lambda text: text[: len(text) // 2], "not TOML|field required"),
+    "cut off": (lambda text: text[: len(text) // 2], "not TOML|is missing"),
     "a key too short": (lambda text: text.replace('public = "', 'public = "').replace('"\nsecret', 'x"\nsecret'), "40"),
     "an unknown role": (lambda text: text.replace('"worker"', '"king"'), "role"),
     "a name that is a path": (lambda text: text.replace('"us-0"', '"../us"'), "name"),
@@ -135,6 +135,37 @@ def test_a_damaged_key_file_is_one_sentence_that_names_it(key_file: Path, damage
         read_client_key(rewritten(key_file, change))
     assert str(key_file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("taken_for", ["us-0.key", "broker.key", "allowed.toml"])
+@pytest.mark.parametrize("kind", ["us-0.key", "broker.key", "allowed.toml"])
+def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, kind: str, taken_for: str) -> None:
+    write_client_key(tmp_path / "us-0.key", make_client_key())
+    write_broker_key(tmp_path, BrokerKey(**generate_pair().model_dump()))
+    write_allow_list(tmp_path, AllowList(keys=(allowed("us-0"),)))
+    readers: dict[str, Callable[[Path], object]] = {
+        "us-0.key": lambda folder: read_client_key(folder / "us-0.key"),
+        "broker.key": read_broker_key,
+        "allowed.toml": read_allow_list,
+    }
+    words = {"us-0.key": "the key of a process", "broker.key": "the broker's own key", "allowed.toml": "an allow-list"}
+    (tmp_path / taken_for).write_bytes((tmp_path / kind).read_bytes())
+    (tmp_path / taken_for).chmod(0o600)
+    if kind == taken_for:
+        readers[taken_for](tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"it is {words[kind]}; put"):
+        readers[taken_for](tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["", "[[[", "\x00"])
+def test_no_cure_is_named_that_the_damage_itself_stops(tmp_path: Path, damage: str) -> None:
+    """`isles keys` reads the list and the broker's key before it does anything."""
+    for name, read in (("allowed.toml", read_allow_list), ("broker.key", read_broker_key)):
+        (tmp_path / name).write_text(damage, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+        with pytest.raises(ConfigError, match="put a copy of it back, or make all keys anew in an empty folder"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
