@@ -22,7 +22,7 @@ from isles.ops.run_folder import RunFolder
 from isles.proto.agreement import RunRecord
 from isles.proto.client import as_error
 from isles.proto.connection import Connection
-from isles.proto.errors import PayloadError, StoreLockedError, UsageError
+from isles.proto.errors import PayloadError, StoreError, StoreLockedError, UsageError
 from isles.proto.messages import (
     AskHeads,
     AskHistory,
@@ -247,6 +247,23 @@ def index_snapshot(run: Path) -> Iterator[StoreTape]:
             yield tape
         finally:
             tape.close()
+
+
+def check_index(run: Path) -> None:
+    """Reads a run's whole index. Raises StoreError if it is damaged, also where nobody would come across it."""
+    path = (store_of(run) / INDEX_NAME).resolve()
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+            found = str(database.execute("PRAGMA integrity_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return  # it cannot be opened or read: who does so next says more
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise StoreError(
+            f"the index {path} is damaged ({' '.join(found.split())}): restore the store folder from a copy; nothing "
+            "in it was changed"
+        )
 
 
 def store_of(run: Path) -> Path:

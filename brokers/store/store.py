@@ -67,9 +67,12 @@ class Store:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """A broker sweeps its folder: one that was named by mistake is not to be taken over."""
+    """A broker sweeps its folder: one that was named by mistake, or lost its index, is not to be taken over."""
+    index = folder / INDEX_NAME
     try:
         names = {found.name for found in folder.iterdir()}
+        if index.is_file() and not index.stat().st_size:  # of no store: one that was opened has tables
+            names.remove(INDEX_NAME)
     except NotADirectoryError as error:
         raise UsageError(f"the store {folder} is a file or lies in one: name a folder") from error
     except OSError:
@@ -77,7 +80,8 @@ def _refuse_foreign(folder: Path) -> None:
     foreign = sorted(names - LEFTOVERS - ({BLOBS_NAME} if _is_empty(folder / BLOBS_NAME) else set()))
     if foreign and INDEX_NAME not in names:
         raise UsageError(
-            f"{folder} is no store, and not empty ({foreign[0]!r} is in it, {INDEX_NAME} is not): name an empty folder "
+            f"{folder} is no store, and not empty ({foreign[0]!r} is in it, {INDEX_NAME} "
+            f"{'is empty' if index.is_file() else 'is not'}): name an empty folder "
             "or one that does not exist yet; if it was a store, restore it from a copy"
         )
 

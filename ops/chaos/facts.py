@@ -11,7 +11,7 @@ from isles.ops.chaos.logbook import Line, LogReader
 from isles.ops.history import pages
 from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder
-from isles.ops.tape import BrokerTape, StoreTape, index_snapshot, open_tape
+from isles.ops.tape import BrokerTape, StoreTape, check_index, index_snapshot, open_tape
 from isles.proto.errors import IslesError, StoreError, UsageError
 from isles.proto.ids import ContributionId
 from isles.proto.messages import Row
@@ -38,13 +38,16 @@ def read_facts(
 
     `lines` are what all processes have said, where that is not in a run folder.
     `is_ended` is said by who runs the run, has ended its broker, and holds the folder's lock: the store itself is read.
-    Raises UsageError if there is no such run, UnreachableError if its broker does not answer.
+    Raises UsageError if there is no such run, StoreError if its index is damaged, UnreachableError if its broker does
+    not answer.
     """
     folder = RunFolder(run) if run is not None and (run / "logs").is_dir() else None
     if lines is not None:
         said = logged_in(lines)
     else:
         said = logged(folder) if folder is not None else {"missing": _missing_logs()}
+    if run is not None:
+        check_index(run)
     with open_tape(folder.store if folder is not None and is_ended else run, reach, timeout_seconds) as tape:
         is_going_on = isinstance(tape, BrokerTape)
         versions, rows, unread = _books(tape, run)

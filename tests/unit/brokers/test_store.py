@@ -249,10 +249,21 @@ def test_a_folder_that_was_named_by_mistake_is_not_taken_over(tmp_path: Path, na
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
 
+@pytest.mark.parametrize("other", ["blobs/" + "0" * 64, "address"])
+def test_a_store_whose_index_was_emptied_keeps_its_blobs(tmp_path: Path, other: str) -> None:
+    """As a copy that ran out of room leaves it: to a new index all blobs would be strangers, and swept."""
+    Store.open(tmp_path).close()
+    (tmp_path / other).write_text("precious")
+    (tmp_path / "index.sqlite").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"index\.sqlite is empty.*restore it from a copy"):
+        Store.open(tmp_path)
+    assert (tmp_path / other).read_text() == "precious"
+
+
 def test_what_a_crash_left_before_there_was_an_index_is_an_empty_store(tmp_path: Path) -> None:
     for folder in ("lost+found", "blobs"):
         (tmp_path / folder).mkdir()
-    for file in ("lock", "index.sqlite-wal"):
+    for file in ("lock", "index.sqlite", "index.sqlite-wal"):
         (tmp_path / file).touch()
     Store.open(tmp_path).close()
 

@@ -22,7 +22,7 @@ from isles.ops.history import as_json, clip_lines, describe, newest, rejection_l
 from isles.ops.reach import Reach
 from isles.ops.rejections import find_rejections
 from isles.ops.replay import exit_code, sentence
-from isles.ops.tape import StoreTape, index_snapshot, open_tape, store_of
+from isles.ops.tape import StoreTape, check_index, index_snapshot, open_tape, store_of
 from isles.outer.replay import Difference, Replayed
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
 from isles.proto.errors import PayloadError, StoreError, UnreachableError, UsageError
@@ -314,6 +314,26 @@ def test_an_index_that_cannot_be_copied_is_one_sentence(store: Path) -> None:
     sentence = r"the index of .* cannot be copied to .* \(file is not a database\)"
     with pytest.raises(UsageError, match=sentence), index_snapshot(store):
         pytest.fail("there is nothing to read")
+
+
+def test_damage_anywhere_in_the_index_is_found_also_where_nobody_reads(store: Path) -> None:
+    path = store / "index.sqlite"
+    whole = path.read_bytes()
+    with closing(sqlite3.connect(path)) as database:
+        page_bytes = database.execute("PRAGMA page_size").fetchone()[0]
+    for start in range(0, len(whole), page_bytes):
+        path.write_bytes(whole[:start] + b"\xff" * page_bytes + whole[start + page_bytes :])
+        with pytest.raises(StoreError, match=r"the index .* is damaged \(.+\): restore the store folder") as caught:
+            check_index(store.parent)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    broker = Store.open(store)
+    try:
+        with broker.index.transaction():
+            broker.index.put_value("one", b"1")
+            check_index(store)
+    finally:
+        broker.close()
 
 
 @pytest.mark.parametrize("column", ["info", "ingredients"])
