@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from isles.ops.options import Patience
+from isles.ops.options import Number, Patience
 from isles.ops.reach import Reach, key_option
 from isles.ops.wording import amount, seconds_text
 
@@ -68,10 +68,10 @@ def build(name: str) -> click.Command:
     """The command."""
 
     @click.command(name, help=TEXT)
-    @click.option("--fragment", type=click.IntRange(0), default=None, metavar="N", help="Only this fragment.")
+    @click.option("--fragment", type=Number(0), default=None, metavar="N", help="Only this fragment.")
     @click.option(
         "--last",
-        type=click.IntRange(1),
+        type=Number(1),
         default=None,
         metavar="N",
         help=f"Only the newest N versions of each fragment.  [default: {LAST_SHOWN}; with --json all]",

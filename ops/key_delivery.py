@@ -16,10 +16,13 @@ from typing import Final
 import click
 
 from isles.ops.key_folder import FOLDER_MODE, KeyFolder
+from isles.ops.options import Number
 from isles.proto.errors import ConfigError
 from isles.proto.key_files import client_file, read_client_key, write_client_key
 from isles.proto.keys import KEY_ROLES, RELAYED_ROLES, ClientKey, KeyRole
 
+UID_MAX: Final = 2**32 - 2
+"""Of Linux; the next one means nobody."""
 TEXT: Final = """Make what is missing, and copy each key to the folder of its process.
 
 Each NAME=ROLE:DIR is a key and the folder that its process sees; without :DIR it stays in the key folder alone. What is
@@ -62,7 +65,7 @@ def build(folder_option: click.Option) -> click.Command:
     """The command."""
     owner = click.Option(
         ["--owner"],
-        type=click.IntRange(0),
+        type=Number(0, UID_MAX),
         default=None,
         metavar="UID",
         help="Give all files and folders to this user, which takes the rights of root.",

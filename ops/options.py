@@ -31,6 +31,9 @@ SOURCES_TEXT: Final = (
     "ISLES_<SECTION>__<KEY>, such as {example}. Flags win over variables, variables over the file."
 )
 
+NUMBER_MAX: Final = 2**53 - 1
+"""Of a flag that is no setting: more than anything that is counted, and no more than any reader of it can hold."""
+
 SHORT_FLAGS: Final = {
     "log.level": "--log-level",
     "log.file": "--log-file",
@@ -89,6 +92,27 @@ class Patience(click.ParamType[float]):
         if not seconds > 0:
             self.fail(f"{value!r} is no number of seconds above 0", param, ctx)
         return seconds
+
+
+class Number(click.ParamType[int]):
+    """A whole number from `least` to `most`: what a flag that is no setting takes."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int = NUMBER_MAX) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = self._least - 1
+        if number < self._least:
+            self.fail(f"{value!r:.80} is no whole number of at least {self._least}", param, ctx)
+        if number > self._most:
+            self.fail(f"{value!r:.80} is more than {self._most}", param, ctx)
+        return number
 
 
 class SettingsCommand(click.Command):

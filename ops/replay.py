@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.history import chosen_fragments, tape_options, tape_reach
+from isles.ops.options import Number
 from isles.proto.errors import RemoteDataError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def build(name: str) -> click.Command:
     """The command."""
 
     @click.command(name, help=TEXT)
-    @click.option("--fragment", type=click.IntRange(0), default=None, metavar="N", help="Only this fragment.")
-    @click.option("--to", type=click.IntRange(0), default=None, metavar="VERSION", help="Stop at this version.")
+    @click.option("--fragment", type=Number(0), default=None, metavar="N", help="Only this fragment.")
+    @click.option("--to", type=Number(0), default=None, metavar="VERSION", help="Stop at this version.")
     @click.option("--json", "is_json", is_flag=True, help="Print one JSON object instead of sentences.")
     def replay(
         run: Path | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from isles.ops.options import Number
 from isles.proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,9 +39,23 @@ def build(name: str) -> click.Command:
         help="Use this file of `isles export`.",
     )
     @click.option("--prompt", default="def ", show_default=True, metavar="TEXT", help="The beginning of the text.")
-    @click.option("--num-tokens", default=400, show_default=True, metavar="N", help="How many tokens to add.")
+    @click.option(
+        "--num-tokens",
+        type=Number(1),
+        default=400,
+        show_default=True,
+        metavar="N",
+        help="How many tokens to add.",
+    )
     @click.option("--temperature", default=0.7, show_default=True, metavar="X", help="0 always takes the likeliest.")
-    @click.option("--seed", default=1, show_default=True, metavar="N", help="Of the choice between likely tokens.")
+    @click.option(
+        "--seed",
+        type=Number(0),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Of the choice between likely tokens.",
+    )
     @click.option(
         "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda", "mps"]), help="Where."
     )
@@ -55,8 +70,8 @@ def build(name: str) -> click.Command:
         """Print a prompt and how trained parameters continue it."""
         if options["run_dir"] is not None and options["model"] is not None:
             raise click.UsageError("give either --run-dir or --model")
-        if options["num_tokens"] < 1 or not options["temperature"] >= 0:
-            raise click.UsageError("--num-tokens must be at least 1 and --temperature at least 0")
+        if not options["temperature"] >= 0:
+            raise click.UsageError("--temperature must be at least 0")
         path = options["model"] or (options["run_dir"] or DEFAULT_RUN_DIR) / MODEL_FILE
         click.echo(continuation(path, **{key: options[key] for key in SAMPLING}))
         return 0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from isles.ops.goodput import command as goodput
+from isles.ops.options import Number
 
 if TYPE_CHECKING:
     from isles.ops.simulation.fault_world import Report
@@ -64,7 +65,7 @@ def _faults_command() -> click.Command:
         params=[
             click.Option(
                 ["--seeds"],
-                type=click.IntRange(1),
+                type=Number(1),
                 default=SEEDS,
                 show_default=True,
                 metavar="N",
@@ -72,16 +73,16 @@ def _faults_command() -> click.Command:
             ),
             click.Option(
                 ["--first"],
-                type=click.IntRange(0),
+                type=Number(0),
                 default=0,
                 show_default=True,
                 metavar="N",
                 help="The first of them.",
             ),
-            click.Option(["--seed"], type=click.IntRange(0), metavar="N", help="Run only this one."),
+            click.Option(["--seed"], type=Number(0), metavar="N", help="Run only this one."),
             click.Option(
                 ["--jobs"],
-                type=click.IntRange(1),
+                type=Number(1),
                 default=JOBS,
                 show_default=True,
                 metavar="N",

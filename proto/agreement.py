@@ -202,15 +202,19 @@ def _digest(sync: SyncSettings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+BUDGET_MAX: Final = 2**53 - 1
+"""What any count on the wire may be."""
+
+
 class Budget(BaseModel):
     """When a run is finished, and thereby the length of its learning-rate schedule. Exactly one of the two is set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: Annotated[int, Field(ge=1)] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = Field(
         default=None, description="merged tokens (mean over fragments) that finish the run"
     )
-    rounds: Annotated[int, Field(ge=1)] | None = Field(
+    rounds: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = Field(
         default=None, description="committed rounds (sum over fragments) that finish the run"
     )
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from isles.proto.agreement import Budget
+from isles.proto.agreement import BUDGET_MAX, Budget
 from isles.proto.errors import ConfigError, shown
 from isles.proto.ids import Name
 
@@ -56,11 +56,11 @@ class RunSettings(BaseModel):
     task: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         default="gpt", description="what is trained: gpt, or module:function of one's own"
     )
-    tokens: Annotated[int, Field(ge=1)] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = Field(
         default=None,
         description=f"budget in merged tokens; {DEFAULT_TOKENS} if neither this nor rounds is given",
     )
-    rounds: Annotated[int, Field(ge=1)] | None = Field(
+    rounds: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = Field(
         default=None, description="budget in committed rounds, summed over the fragments, instead of tokens"
     )
 

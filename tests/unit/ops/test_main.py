@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from isles.ops import main
+from isles.ops.options import Number
 from isles.proto.errors import FencedError, IslesError, RefusedError, StoreLockedError, UnreachableError, UsageError
 
 
@@ -95,3 +97,40 @@ def test_a_reader_that_left_is_no_error(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert run_raising(BrokenPipeError()) == 0
+
+
+def options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Option]]:
+    """All of a command and of those below it, with the words that lead to them."""
+    context = click.Context(command)
+    for option in command.params:
+        if isinstance(option, click.Option):
+            yield " ".join((*path, option.opts[0])), option
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from options(below, (*path, name))
+
+
+def test_no_flag_takes_a_number_that_nothing_can_hold() -> None:
+    """Numbers of any length are Python's alone: what takes them further would end with a traceback."""
+    of_plans = {"up --chaos-seed", "chaos --seed"}  # the plan that they become has the bound
+    found = list(options(main.isles))
+    assert {words for words, option in found if isinstance(option.type, click.types.IntParamType)} == of_plans
+    bounded = [option for _, option in found if isinstance(option.type, Number)]
+    assert len(bounded) > 5
+    for option in bounded:
+        context = click.Context(main.isles)
+        assert option.type.convert("1", option, context) == 1
+        for text in ("-1", "x", "1.5", str(10**23), "9" * 5000):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(text, option, context)
+
+
+@pytest.mark.parametrize("flag", ["--tokens", "--rounds", "--seed"])
+def test_a_run_takes_no_number_that_its_record_cannot_hold(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["up", "--run-dir", str(tmp_path / "run"), flag, str(10**23)]) == 2
+    assert "must be a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
