@@ -10,7 +10,7 @@ import pytest
 from isles.proto.client import Refused
 from isles.proto.messages import Accepted, Offer, pack, unpack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 PAYLOAD = b"a delta " * 50_000
 
 

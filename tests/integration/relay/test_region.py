@@ -23,7 +23,7 @@ from isles.proto.messages import (
     VersionReply,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 PAYLOAD_BYTES: Final = 4 << 20
 OVERHEAD: Final = 1.02
 """Bytes on the link for each payload byte, with headers, heartbeats and hints."""
@@ -64,6 +64,23 @@ def test_each_payload_crosses_the_link_once_in_each_direction(
     assert region.passed("down") - before <= OVERHEAD * PAYLOAD_BYTES
     assert reply.row is not None
     assert reply.row.id == offers[1].contribution.id
+
+
+def test_payloads_are_spread_over_several_links_and_still_cross_once(
+    make_region: Any, initialise: Any, offer_of: Any, payload: Any
+) -> None:
+    region = make_region("--upstream-connections", 3)
+    for link in range(3):
+        region.relay.logs.wait_for("link.joined", link=link)
+    initialise(region.worker("us-0"))
+    workers = [region.worker(f"us-{number}", incarnation=f"{number:016x}") for number in range(1, 4)]
+    before = region.passed("up")
+    offers = [offer_of(worker, payload(number)) for number, worker in enumerate(workers)]
+    for number, (worker, offer) in enumerate(zip(workers, offers, strict=True)):
+        worker.connection.ask(offer, payload(number))
+    for worker, offer in zip(workers, offers, strict=True):
+        assert isinstance(worker.answer(offer), Accepted)
+    assert region.passed("up") - before <= OVERHEAD * len(workers) * PAYLOAD_BYTES
 
 
 def test_an_offer_gets_home_after_kill_9_though_its_learner_is_gone(
