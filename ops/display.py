@@ -26,7 +26,7 @@ from isles.ops.summary import bits_down, bits_up, last_loss, losses
 from isles.ops.supervision import Child
 from isles.ops.wording import amount, bytes_text, counted, loss_unit, percent, rate, seconds_text, sparkline
 from isles.proto.agreement import Budget
-from isles.proto.messages import LearnerInfo, ReportInfo, Status
+from isles.proto.messages import LearnerInfo, RelayInfo, ReportInfo, Status
 from isles.workers.task import BUILT_IN
 
 REDRAW_SECONDS: Final = 0.25
@@ -52,7 +52,7 @@ class View:
     budget: Budget
     children: Mapping[str, Child]
     regions: Mapping[str, str]
-    """Worker id -> region."""
+    """Worker or relay -> region."""
     started_at: float
     task: str = BUILT_IN
     status: Status | None = None
@@ -197,6 +197,8 @@ def progress_line(view: View) -> str:
         f"{bits_up(status):.2f} bits up, {bits_down(status):.2f} down",
         f"{counted(live, 'learner')} live",
     ]
+    if status.relays:
+        parts.append(f"{counted(sum(relay.is_live for relay in status.relays), 'relay')} linked")
     if view.num_restarts:
         parts.append(counted(view.num_restarts, "restart"))
     if concerns := concern_lines(status):
@@ -347,6 +349,7 @@ def _process_table(view: View, now: float) -> RenderableType:
     for name in ("steps", "tokens/s", "s/step", "last seen", "restarts"):
         table.add_column(name, justify="right", no_wrap=True)
     known = {learner.learner: learner for learner in view.status.learners} if view.status is not None else {}
+    relays = {relay.relay: relay for relay in view.status.relays} if view.status is not None else {}
     order = list(dict.fromkeys(view.regions.values()))
     lasting = view.faults.lasting if view.faults is not None else ()
     hit = {name: fault for fault in lasting for name in fault.processes}
@@ -355,30 +358,32 @@ def _process_table(view: View, now: float) -> RenderableType:
         learner = known.get(child.name) if child.role == "worker" else None
         colour = REGION_COLOURS[order.index(region) % len(REGION_COLOURS)] if region in order else ""
         restarts = f"[yellow]{child.num_restarts}[/]" if child.num_restarts else "[dim]0[/]"
-        state = child_state(child, learner, now, view.unix)
+        relay = relays.get(child.name) if child.role == "relay" else None
+        state = child_state(child, learner, now, view.unix, relay)
         if child.is_running and child.name in hit and _is_hit(child, hit[child.name]):
             state = f"[bold yellow]{hit[child.name].state}, {_seconds_left(hit[child.name], now)}[/]"
         table.add_row(
             child.name, f"[{colour}]{region}[/]" if colour else region, state,
-            *_learner_cells(learner, view.unix), restarts,
+            *_learner_cells(learner, relay, view.unix), restarts,
         )  # fmt: skip
     return table
 
 
-def _learner_cells(learner: LearnerInfo | None, unix: float) -> tuple[str, str, str, str]:
-    if learner is None:
+def _learner_cells(learner: LearnerInfo | None, relay: RelayInfo | None, unix: float) -> tuple[str, str, str, str]:
+    heard = learner or relay
+    if heard is None:
         return ("", "", "", "")
-    age = max(0.0, unix - learner.last_seen_unix)
+    age = max(0.0, unix - heard.last_seen_unix)
     seen = f"{seconds_text(age)} ago"
-    return (
-        amount(learner.steps),
-        rate(learner.tokens_per_second),
-        f"{learner.step_seconds:.3g}",
-        seen if age < STALE_SECONDS else f"[yellow]{seen}[/]",
-    )
+    seen = seen if age < STALE_SECONDS else f"[yellow]{seen}[/]"
+    if learner is None:
+        return ("", "", "", seen)
+    return (amount(learner.steps), rate(learner.tokens_per_second), f"{learner.step_seconds:.3g}", seen)
 
 
-def child_state(child: Child, learner: LearnerInfo | None, now: float, unix: float) -> str:
+def child_state(
+    child: Child, learner: LearnerInfo | None, now: float, unix: float, relay: RelayInfo | None = None
+) -> str:
     """What a process is doing, with colour marks; `now` and `unix` are the same moment on two clocks."""
     if child.restart_at is not None:
         return f"[red]starts again in {max(0.0, child.restart_at - now):.0f} s[/]"
@@ -386,8 +391,17 @@ def child_state(child: Child, learner: LearnerInfo | None, now: float, unix: flo
         return "[dim]finished[/]" if child.last_code == 0 else "[dim]stopped[/]"
     if child.killed_at is not None:
         return "[yellow]draining[/]" if child.role == "worker" else "[yellow]stopping[/]"
+    if child.role == "relay":
+        return _relay_state(child, relay, now, unix)
     if child.role != "worker":
         return "[green]running[/]"
     # A learner stays live for a while after its process died: what counts is whether this one has been heard.
     is_heard = learner is not None and learner.is_live and learner.last_seen_unix >= unix - (now - child.started_at)
     return "[green]training[/]" if is_heard else "[yellow]joining[/]"
+
+
+def _relay_state(child: Child, relay: RelayInfo | None, now: float, unix: float) -> str:
+    """Whether the broker hears a relay, and how many contributions wait there."""
+    waiting = f", {amount(relay.facts.num_waiting)} waiting" if relay is not None and relay.facts.num_waiting else ""
+    is_heard = relay is not None and relay.is_live and relay.last_seen_unix >= unix - (now - child.started_at)
+    return f"[green]linked{waiting}[/]" if is_heard else f"[yellow]no link{waiting}[/]"

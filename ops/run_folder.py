@@ -6,7 +6,7 @@ config.toml         the resolved configuration     logs/<process>.jsonl   what e
 state.json          address, time, restarts        logs/<process>.err     what it printed besides, if anything
 store/              the broker's                   model.safetensors      the global parameters at the end
 workers/<id>/       each learner's checkpoint      summary.json           what came of it
-keys/               one for each process
+keys/               one for each process           relays/                each relay's store and settings
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -43,6 +44,8 @@ class State:
     num_starts: int = 0
     worker_settings: dict[str, str] = field(default_factory=dict)
     """Settings of single workers: `us-1.step_seconds` -> text."""
+    relays: dict[str, str] = field(default_factory=dict)
+    """Relay -> address."""
 
 
 class RunFolder:
@@ -69,6 +72,22 @@ class RunFolder:
     @property
     def keys(self) -> Path:
         return self.path / "keys"
+
+    def relay_store(self, relay: str) -> Path:
+        """Where a relay keeps what the broker has not taken yet, and its cache."""
+        return self.path / "relays" / relay
+
+    def relay_config(self, relay: str) -> Path:
+        """The settings of a relay, which are not those of the broker."""
+        return self.path / "relays" / f"{relay}.toml"
+
+    def make_relays(self) -> None:
+        """Makes the folder of the relays. Raises UsageError if the disk refuses it."""
+        folder = self.path / "relays"
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be made: {error.strerror or error}") from error
 
     @property
     def logs(self) -> Path:
@@ -215,19 +234,29 @@ def write_whole(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def choose_address(kept: str, host: str = "127.0.0.1") -> Address:
-    """The kept address if its ports are still free, else three free ports in a row. Raises UsageError if none are."""
+def choose_address(kept: str, host: str = "127.0.0.1", taken: AbstractSet[int] = frozenset()) -> Address:
+    """The kept address if its ports are still free, else three free ports in a row; `taken` are about to be bound.
+
+    Raises UsageError if there are none.
+    """
     if kept:
         address = Address.parse(kept)
-        if all(_is_free(host, port) for port in (address.control_port, address.bulk_port, address.events_port)):
+        ports = ports_of(address)
+        if taken.isdisjoint(ports) and all(_is_free(host, port) for port in ports):
             return address
     for _ in range(PORT_TRIES):
         with socket.socket() as probe:
             probe.bind((host, 0))
             first = int(probe.getsockname()[1])
-        if first <= 65_533 and all(_is_free(host, port) for port in range(first, first + 3)):
-            return Address(host, first, first + 1, first + 2)
+        ports = (first, first + 1, first + 2)
+        if first <= 65_533 and taken.isdisjoint(ports) and all(_is_free(host, port) for port in ports):
+            return Address(host, *ports)
     raise UsageError(f"there are no three free ports in a row on {host}: name the first one with --set broker.port=...")
+
+
+def ports_of(address: Address) -> tuple[int, int, int]:
+    """Those of control, bulk and events."""
+    return (address.control_port, address.bulk_port, address.events_port)
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -6,7 +6,7 @@ Loopback is open to all users of a machine; the files of keys are not.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,20 @@ ROLES: Final[dict[str, KeyRole]] = {
     "worker": "worker",
 }
 """Whose keys every run has; that of `worker` is for those that are started by hand."""
+RELAY_ROLE: Final[KeyRole] = "relay"
 
 
-def make_run_keys(folder: Path, workers: Iterable[str] = ()) -> Path:
+def make_run_keys(folder: Path, workers: Iterable[str] = (), relays: Mapping[str, str] | None = None) -> Path:
     """Makes what is missing in a key folder, also for these workers; returns the operator's key file.
+
+    `relays` is worker -> the relay that it dials, whose key is made, too.
 
     Raises ConfigError or UsageError for a folder that is damaged or cannot be written.
     """
-    wanted = {**ROLES, **dict.fromkeys(workers, ROLES["worker"])}
-    deliver(KeyFolder(folder), [Delivery(name, role) for name, role in wanted.items()], int(time.time()))
+    relays = relays or {}
+    wanted = {**ROLES, **dict.fromkeys(workers, ROLES["worker"]), **dict.fromkeys(relays.values(), RELAY_ROLE)}
+    deliveries = [
+        Delivery(name, role, relays=(relays[name],) if name in relays else ()) for name, role in wanted.items()
+    ]
+    deliver(KeyFolder(folder), deliveries, int(time.time()))
     return client_file(folder, OPERATOR_NAME)

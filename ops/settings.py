@@ -80,17 +80,38 @@ class UpSettings(BaseModel):
     drain_seconds: NotNegative = Field(
         default=60.0, description="seconds that each process gets to hand in and stop before it is killed"
     )
+    relays: bool = Field(
+        default=False,
+        description="whether each region has a relay, through which its workers reach the broker; needs the extra "
+        "`relay`",
+    )
     has_evaluator: bool = Field(default=True, description="whether an evaluator validates the global parameters")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         parse_workers(self.workers)
+        if twice := set(self.relay_names.values()) & self.worker_ids.keys():
+            raise ValueError(
+                f"up.workers = {self.workers!r:.200}: {min(twice)} would be both a worker and a relay; give that "
+                "region another name, or leave relays out"
+            )
         return self
 
     @property
     def outer_names(self) -> tuple[str, ...]:
         """The outers in order: outer, outer-2."""
         return ("outer", *(f"outer-{number}" for number in range(2, self.outers + 1)))
+
+    @property
+    def relay_names(self) -> dict[str, str]:
+        """Region -> relay, in order: us -> relay-us; none in a run without relays."""
+        regions = dict.fromkeys(self.worker_ids.values()) if self.relays else {}
+        return {region: f"relay-{region}" for region in regions}
+
+    @property
+    def regions(self) -> dict[str, str]:
+        """Process -> region, of whatever belongs to one: workers, then relays."""
+        return {**self.worker_ids, **{relay: region for region, relay in self.relay_names.items()}}
 
     @property
     def worker_ids(self) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -17,6 +17,7 @@ from isles.ops.outcome import RunFailedError, tell, write_summary
 from isles.ops.reach import Reach
 from isles.ops.run_folder import RunFolder, State, write_whole
 from isles.ops.run_keys import make_run_keys
+from isles.ops.run_relays import write_relay_settings
 from isles.ops.settings import LogSettings, UpSettings
 from isles.ops.supervision import End, Role, Supervision
 from isles.ops.supervisor import Signals, Supervisor
@@ -56,7 +57,13 @@ class Start:
     def run(self) -> int:
         """Runs to the end and returns the exit code. Raises RunFailedError with the reason for which the run failed."""
         logger = self._begin()
-        operator = make_run_keys(self.folder.keys, self.config.section("up", UpSettings).worker_ids)
+        settings = self.config.section("up", UpSettings)
+        relays = (
+            {worker: settings.relay_names[region] for worker, region in settings.worker_ids.items()}
+            if settings.relays
+            else {}
+        )
+        operator = make_run_keys(self.folder.keys, settings.worker_ids, relays)
         seen = watch(Reach(self.state.address, operator))
         with Signals() as signals:
             try:
@@ -82,6 +89,7 @@ class Start:
         folder, config = self.folder, self.config
         folder.write_state(self.state)
         write_whole(folder.config, config.to_toml())
+        write_relay_settings(folder, self.state, config)
         folder.summary.unlink(missing_ok=True)
         level = config.section("log", LogSettings).level
         logger = make_logger("up", folder.path.name, file=folder.log("up"), level=level)
@@ -94,7 +102,7 @@ class Start:
     def _supervise(self, seen: StatusWatch, logger: Logger, signals: Signals) -> tuple[End, str, Disturbance | None]:
         """Runs all processes to the end: how the run ended, the child to blame if it failed, what disturbed it."""
         settings, clock = self.config.section("up", UpSettings), SystemClock()
-        children = commands(self.folder, self.config, self.state.worker_settings)
+        children = commands(self.folder, self.config, self.state)
         supervision = Supervision.of(
             [(name, role) for name, (role, _) in children.items()],
             drain_seconds=settings.drain_seconds,
@@ -125,7 +133,7 @@ class Start:
             run_dir=self.folder.path,
             budget=self._budget,
             children=supervision.children,
-            regions=self.config.section("up", UpSettings).worker_ids,
+            regions=self.config.section("up", UpSettings).regions,
             started_at=now,
             task=self._task,
             restarts_before=sum(self.state.restarts.values()),
@@ -172,24 +180,28 @@ class Start:
         return summary.text
 
 
-def commands(folder: RunFolder, config: Config, single: Mapping[str, str]) -> dict[str, tuple[Role, list[str]]]:
+def commands(folder: RunFolder, config: Config, state: State) -> dict[str, tuple[Role, list[str]]]:
     """Child -> role and command line, in the order in which they start."""
     settings = config.section("up", UpSettings)
 
-    def command(role: str, name: str, *own: str) -> list[str]:
-        return [role, *own, "--config", str(folder.config), "--log-file", str(folder.log(name)), "--exit-with-parent"]
+    def command(role: str, name: str, *own: str, config: Path = folder.config) -> list[str]:
+        return [role, *own, "--config", str(config), "--log-file", str(folder.log(name)), "--exit-with-parent"]
 
     children: dict[str, tuple[Role, list[str]]] = {
         "broker": ("broker", command("broker", "broker")),
-        "outer": ("outer", command("outer", "outer")),
     }
+    for name in settings.relay_names.values():
+        children[name] = ("relay", command("broker", name, config=folder.relay_config(name)))
+    children["outer"] = ("outer", command("outer", "outer"))
     for name in settings.outer_names[1:]:
         children[name] = ("outer", command("outer", name, "--id", name))
     if settings.has_evaluator:
         children["evaluator"] = ("evaluator", command("evaluate", "evaluator"))
     for worker, region in settings.worker_ids.items():
         own = ["--id", worker, "--region", region, "--key", str(client_file(folder.keys, worker))]
-        for key, value in single.items():
+        if region in settings.relay_names:
+            own += ["--relay", state.relays[settings.relay_names[region]]]
+        for key, value in state.worker_settings.items():
             if key.rpartition(".")[0] == worker:
                 own += [flag_name(f"worker.{key.rpartition('.')[2]}", "worker"), value]
         children[worker] = ("worker", command("worker", worker, *own))

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from isles.proto.messages import ReportInfo, Status
+from isles.proto.messages import RelayInfo, ReportInfo, Status
 
 LOSS_NAME: Final = "validation_loss"
 """As the evaluator reports it."""
@@ -32,6 +32,19 @@ class Loss(BaseModel):
 
     tokens: float
     value: float
+
+
+class RelayLink(BaseModel):
+    """What a relay has carried between its region and the broker since it started last."""
+
+    model_config = ConfigDict(frozen=True)
+
+    relay: str
+    region: str
+    bytes_up: int
+    bytes_down: int
+    num_waiting: int
+    """Contributions that it has, and the broker has not."""
 
 
 class Summary(BaseModel):
@@ -73,6 +86,7 @@ class Summary(BaseModel):
     """Whether there is one more fragment, of the buffers that are merged."""
     num_learners: int = 0
     corpus_sha256: str = ""
+    relays: tuple[RelayLink, ...] = ()
     losses: tuple[Loss, ...] = ()
     """The validation losses in between, evenly chosen if there were more than 200."""
 
@@ -176,4 +190,16 @@ def _figures(status: Status, num_fragments: int) -> dict[str, Any]:
         "num_fragments": min(num_fragments, len(status.fragments)),
         "has_buffers": len(status.fragments) > num_fragments,
         "num_learners": len(status.learners),
+        "relays": tuple(_link(relay) for relay in status.relays),
     }
+
+
+def _link(relay: RelayInfo) -> RelayLink:
+    facts = relay.facts
+    return RelayLink(
+        relay=relay.relay,
+        region=facts.region,
+        bytes_up=facts.bytes_up,
+        bytes_down=facts.bytes_down,
+        num_waiting=facts.num_waiting,
+    )

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from isles.ops.summary import Summary
+from isles.ops.summary import RelayLink, Summary
 from isles.ops.wording import amount, bytes_text, fragments_text, loss_unit, percent, seconds_text, sparkline
 
 SPARK_WIDTH: Final = 24
@@ -59,6 +59,8 @@ def _summary_grid(summary: Summary) -> Table:
         "  bytes",
         f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down",
     )
+    if summary.relays:
+        grid.add_row("  relays", "\n".join(_link(relay) for relay in summary.relays))
     fragments = fragments_text(summary.num_fragments, has_buffers=summary.has_buffers)
     grid.add_row("  model", f"{amount(summary.num_parameters)} parameters in {fragments}")
     grid.add_row("  restarts", _restarts(summary))
@@ -70,3 +72,8 @@ def _restarts(summary: Summary) -> str:
         return "none"
     named = ", ".join(f"{name} {count}" for name, count in summary.restarts_by_process.items())
     return f"{summary.restarts} ({named})"
+
+
+def _link(relay: RelayLink) -> str:
+    waiting = f", {relay.num_waiting} not handed over" if relay.num_waiting else ""
+    return f"{relay.relay} carried {bytes_text(relay.bytes_up)} up, {bytes_text(relay.bytes_down)} down{waiting}"

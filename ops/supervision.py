@@ -7,8 +7,8 @@ A child that dies is started again at once, then after 1, 2, 4 .. 30 s; ten seco
 One that is refused, or that dies at once again and again, ends the run with a sentence: nothing here waits for ever.
 
 The end of a run, whatever its cause, goes through the same stages: workers hand in what they have, the evaluator
-reports, the results are written (`Conclude`), the outer stops, the broker stops. Children of later stages are kept
-alive until theirs comes: a draining worker needs its broker.
+reports, the results are written (`Conclude`), the outer stops, relays stop, the broker stops. Children of later stages
+are kept alive until theirs comes: a draining worker needs its broker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REFUSAL_MEMORY_SECONDS: Final = 60.0
 FAILED_DRAIN_SECONDS: Final = 10.0
 """What each stage gets in a run that cannot succeed any more."""
 
-Role = Literal["broker", "outer", "evaluator", "worker"]
+Role = Literal["broker", "relay", "outer", "evaluator", "worker"]
 Status = Literal["finished", "interrupted", "failed"]
 
 EXIT_CODES: Final[dict[Status, int]] = {"finished": 0, "interrupted": 130, "failed": 1}
@@ -291,7 +291,7 @@ class Supervision:
         if self.status is not None and not (self.status == "finished" and status == "failed"):
             return
         if self.status is None:
-            self._stages = ["worker", "evaluator", "conclude", "outer", "broker"]
+            self._stages = ["worker", "evaluator", "conclude", "outer", "relay", "broker"]
         self.status, self.text = status, text
         for child in self.children.values():
             if status == "failed" and child.killed_at is not None:

@@ -18,6 +18,7 @@ from isles.ops.chaos.roster import roster_of
 from isles.ops.options import load_config, set_option, setting_options, settings_command, shared_options
 from isles.ops.reach import OPERATOR_NAME
 from isles.ops.run_folder import RunFolder, State, choose_address
+from isles.ops.run_relays import check_relays, choose_relay_addresses
 from isles.ops.settings import UpSettings, section_models
 from isles.outer.settings import OuterSettings
 from isles.proto.agreement import Budget, RunRecord, SyncSettings
@@ -106,6 +107,7 @@ def _up(
         state = folder.read_state()
         record = read_record(folder.store)
         config = _merge(folder, asked, record)
+        check_relays(config.section("up", UpSettings))
         roster = roster_of(config.section("up", UpSettings))
         plan = None if chaos is None else read_plan(chaos, chaos_options, roster, RANDOM_KINDS_WITH_LINKS)
         single = {**state.worker_settings, **_single_workers(config, _read_single(assignments))}
@@ -224,6 +226,7 @@ def settle(folder: RunFolder, state: State, config: Config, *, has_port: bool) -
     is_fixed = has_port and broker.port
     address = Address(host, *broker.ports) if is_fixed else choose_address(state.address, host)
     state.address = str(address)
+    choose_relay_addresses(state, config.section("up", UpSettings), host)
     keys = folder.keys.resolve()
     places: dict[str, dict[str, Any]] = {
         "broker": {"port": address.control_port, "store": folder.store.resolve(), "keys": keys},
