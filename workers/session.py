@@ -276,7 +276,8 @@ class Session:
         for books in self.books:
             instructions += self._settle(books)
         if not any(isinstance(one, Await) for one in instructions):
-            instructions += self._contribute()
+            # What is open at the first WELCOME and not in a row is an earlier incarnation's, and never accepted.
+            instructions += self._contribute() if self._is_joined else []
             if self.sync.overlap_steps == 0:
                 instructions += [Await(books.fragment) for books in self.books if self._must_wait(books)]
         return instructions

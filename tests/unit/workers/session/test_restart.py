@@ -17,6 +17,7 @@ from isles.workers.session import (
     Reset,
     Session,
     Stop,
+    TakeAccount,
     Welcomed,
 )
 
@@ -45,6 +46,15 @@ def test_a_checkpoint_whose_open_contribution_was_never_accepted_keeps_its_work(
         session, orders = restart(kit, checkpoint_books(kit, last=last), row)
         assert orders == [ForgetPayload(kit.OLDER), AskVersion(0, 3)]
         assert (session.books[0].open, session.books[0].tokens) == (None, 30)
+
+
+def test_nothing_is_contributed_before_the_first_welcome_whose_rows_could_not_tell_whose_it_was(kit: Any) -> None:
+    session = kit.make_session(restored=[checkpoint_books(kit, open=None)])
+    orders = [one for _ in range(3 * session.interval_steps) for one in kit.take_step(session)]
+    assert not [one for one in orders if isinstance(one, TakeAccount)]
+    assert session.books[0].open is None
+    session.handle(Welcomed([Head(fragment=0, version=5)], []), 0.0)
+    assert kit.contribute(session).tokens == 30 + 10 * (3 * session.interval_steps + 1)
 
 
 def test_a_checkpoint_behind_the_store_starts_over_from_the_head_and_the_loss_is_logged(kit: Any) -> None:
