@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from isles.proto.config import VARIABLE_PREFIX
+from isles.proto.errors import ConfigError
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -42,7 +43,15 @@ class ChildProcess:
     """One running child. Its standard input is a pipe that closes when this process dies, however it dies."""
 
     def __init__(self, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str]) -> None:
-        with output.open("ab") as file:
+        """Starts it. Raises ConfigError if `output`, to which it appends what it prints, cannot be written."""
+        try:
+            file = output.open("ab")
+        except OSError as error:
+            raise ConfigError(
+                f"{output} cannot be written ({error.strerror}), so nothing can be started there: check the disk, and "
+                "whether somebody removed the run folder"
+            ) from error
+        with file:
             self._process = subprocess.Popen(
                 isles_command(*arguments),
                 stdin=subprocess.PIPE,

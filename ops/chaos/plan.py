@@ -241,6 +241,8 @@ def _complaint(error: ValidationError) -> str:
     where = ""
     if place[:1] == ["fault"] and len(place) > 1 and isinstance(place[1], int):
         where, model, place = f"fault {place[1] + 1}: ", Fault, place[2:]
+    if place == ["fault"] and model is Plan:
+        return "fault: each fault is a table of its own that begins with [[fault]]"
     name = ".".join(str(part) for part in place)
     text = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

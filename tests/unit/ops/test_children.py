@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from isles.ops.children import THREAD_VARIABLES, child_environment, isles_command
+import pytest
+
+from isles.ops.children import THREAD_VARIABLES, ChildProcess, child_environment, isles_command
+from isles.proto.errors import ConfigError
 
 
 def test_a_command_line_names_the_role_of_its_process() -> None:
@@ -25,3 +29,8 @@ def test_computing_children_share_the_cores() -> None:
 
 def test_a_number_of_threads_that_somebody_chose_is_kept() -> None:
     assert child_environment(64, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_run_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="broker.err cannot be written"):
+        ChildProcess(["--version"], output=tmp_path / "gone" / "broker.err", environment={})

@@ -56,6 +56,12 @@ def test_a_fault_that_cannot_be_meant_is_refused_in_one_sentence(fault: dict[str
     assert words in complaint(fault)
 
 
+@pytest.mark.parametrize("fault", [3, "kill", {"at": 1.0, "kind": "kill"}])
+def test_faults_that_are_no_list_of_tables_are_told_how_to_be_written(fault: Any) -> None:
+    with pytest.raises(ConfigError, match=r"plan.toml: fault: each fault is a table .* \[\[fault\]\]"):
+        validate({"fault": fault}, "plan.toml")
+
+
 def test_an_unknown_key_of_a_plan_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no setting faults: seed, fault exist"):
         validate({"faults": []}, "plan.toml")
