@@ -62,30 +62,18 @@ def test_a_container_gets_more_time_to_end_than_its_process_takes(compose: str) 
         OuterSettings().stop_seconds,
         EvaluatorSettings().final_timeout_seconds,
     ]
-    assert len(graces) == 3  # the broker's and the relays', which wait for nobody, and that of all others
+    assert len(graces) == 2  # the broker's, which waits for nobody, and that of all others
     assert graces[0] >= max(times) + 10
 
 
 def test_every_service_has_a_memory_limit_and_a_restart_policy(compose: str) -> None:
-    assert compose.count("mem_limit:") == compose.count("restart:") == 6  # the two regions share theirs
+    assert compose.count("mem_limit:") == compose.count("restart:") == 5  # the two regions share theirs
 
 
 def test_a_process_sees_its_own_key_and_cannot_change_it(compose: str) -> None:
     services = re.split(r"^  (?=[a-z-]+:\n)", compose[compose.index("\nservices:") :], flags=re.MULTILINE)
-    for name in ("outer", "relay-us", "relay-eu", "worker-us", "worker-eu", "evaluator"):
+    for name in ("outer", "worker-us", "worker-eu", "evaluator"):
         service = next(text for text in services if text.startswith(f"{name}:"))
         assert re.findall(r'"(keys-[^"]*)"', service) == [f"keys-{name}:/keys:ro"]
         assert f"/keys/{name}.key" in service
-        assert re.search(rf"- {name}=\w+(@[a-z-]+)?:/keys/{name}\n", compose) is not None
-
-
-def test_a_worker_dials_the_relay_of_its_region_and_the_broker_while_that_is_silent(compose: str) -> None:
-    services = re.split(r"^  (?=[a-z-]+:\n)", compose[compose.index("\nservices:") :], flags=re.MULTILINE)
-    for region in ("us", "eu"):
-        worker = next(text for text in services if text.startswith(f"worker-{region}:"))
-        relay = next(text for text in services if text.startswith(f"relay-{region}:"))
-        assert f"ISLES_WORKER__RELAY: tcp://relay-{region}:7700\n" in worker
-        assert "ISLES_WORKER__BROKER: tcp://broker:7700 " in worker
-        assert "ISLES_BROKER__UPSTREAM: tcp://broker:7700\n" in relay
-        assert f"ISLES_BROKER__REGION: {region}\n" in relay
-        assert f"- worker-{region}=worker@relay-{region}:/keys/worker-{region}\n" in compose
+        assert re.search(rf"- {name}=\w+:/keys/{name}\n", compose) is not None

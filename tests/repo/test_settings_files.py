@@ -37,7 +37,7 @@ def test_every_settings_file_is_valid(text_files: list[Path]) -> None:
 def test_every_variable_of_the_compose_file_is_a_valid_setting(root: Path) -> None:
     services = compose_variables(root)
     assert services.pop("keys") == {}
-    assert set(services) == {"broker", "outer", "relay-us", "relay-eu", "worker-us", "worker-eu", "evaluator"}
+    assert set(services) == {"broker", "outer", "worker-us", "worker-eu", "evaluator"}
     for name, variables in services.items():
         assert variables, name
         assert resolve(section_models(), environment=variables).stated, name
