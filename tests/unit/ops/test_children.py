@@ -32,5 +32,5 @@ def test_a_number_of_threads_that_somebody_chose_is_kept() -> None:
 
 
 def test_a_run_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="broker.err cannot be written"):
+    with pytest.raises(ConfigError, match=r"broker\.err cannot be written"):
         ChildProcess(["--version"], output=tmp_path / "gone" / "broker.err", environment={})
