@@ -12,8 +12,13 @@ from isles.proto.proofs import is_available
 from isles.proto.transport.address import Address
 
 
-def check_relays(settings: UpSettings) -> None:
-    """Raises ConfigError if relays are wanted and this machine cannot have them."""
+def check_relays(settings: UpSettings, *, has_faults: bool) -> None:
+    """Raises ConfigError if relays are wanted and this machine, or a run with faults on purpose, cannot have them."""
+    if settings.relays and has_faults:
+        raise ConfigError(
+            "up.relays and --chaos do not go together: faults on purpose know no relays, and those of the network "
+            "would hit links that nobody uses; start the run without one of the two"
+        )
     if settings.relays and not is_available():
         raise ConfigError(
             "up.relays needs PyNaCl, which is not installed here: pip install 'isles[relay]', or start the run without "

@@ -107,7 +107,7 @@ def _up(
         state = folder.read_state()
         record = read_record(folder.store)
         config = _merge(folder, asked, record)
-        check_relays(config.section("up", UpSettings))
+        check_relays(config.section("up", UpSettings), has_faults=chaos is not None)
         roster = roster_of(config.section("up", UpSettings))
         plan = None if chaos is None else read_plan(chaos, chaos_options, roster, RANDOM_KINDS_WITH_LINKS)
         single = {**state.worker_settings, **_single_workers(config, _read_single(assignments))}

@@ -64,6 +64,8 @@ class FolderTargets:
     def _process(self, name: str, pid: int) -> Process | None:
         words = command_line(pid)
         role = role_of(words)
+        if role == "broker" and name != "broker":
+            return None  # a relay: `isles broker` too, and not what a fault of the broker means
         birth = birth_of(pid)
         if role is None or birth is None:
             return None

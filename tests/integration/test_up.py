@@ -262,6 +262,27 @@ def test_each_process_may_be_killed_and_the_run_completes(up: Up, tmp_path: Path
     assert len(set(committed)) == len(committed) <= summary["rounds_committed"]
 
 
+def test_a_relay_for_each_region_carries_the_run_and_may_be_killed(up: Up, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = up("--workers=us=1,eu=1", "--relays", "--rounds=24")
+    wait_for(process, lambda: count_rounds(run_dir) >= 6, "round 6")
+    os.kill(pids(run_dir)["relay-us"], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code == 0, err
+    summary = summary_of(run_dir)
+    assert summary["restarts_by_process"]["relay-us"] == 1
+    assert summary["contributions"]["rejected"] == 0
+    assert {one["learner"] for one in events_of(run_dir, "broker") if one["event"] == "contribution.accepted"} == {
+        "us-0", "eu-0"
+    }  # fmt: skip
+
+
+def test_faults_on_purpose_and_relays_are_refused_together(up: Up) -> None:
+    code, _, err = finish(up("--workers=us=1", "--relays", "--chaos", "random"))
+    assert code == 2
+    assert "up.relays and --chaos do not go together" in err
+
+
 def test_a_worker_started_by_hand_with_the_runs_settings_joins_where_the_run_is(up: Up, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = up("--workers=us=1", "--rounds=100000")

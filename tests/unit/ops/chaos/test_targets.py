@@ -55,6 +55,19 @@ def test_the_processes_of_a_run_folder_are_those_that_run(sleeper: subprocess.Po
     assert folder_targets.find() == ()
 
 
+def test_a_relay_is_not_taken_for_the_broker(tmp_path: Path) -> None:
+    script = tmp_path / "isles"
+    script.write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n", encoding="utf-8")
+    command = [sys.executable, str(script), "broker"]
+    folder = RunFolder(tmp_path / "run")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        say(folder, *({"event": "child.started", "child": name, "pid": process.pid} for name in ("broker", "relay-us")))
+        assert [one.name for one in FolderTargets(folder, {}).find()] == ["broker"]
+        process.kill()
+
+
 def test_processes_of_an_earlier_start_are_nobodys(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     say(folder, {"event": "child.started", "child": "us-0", "pid": sleeper.pid}, {"event": "process.started"})
