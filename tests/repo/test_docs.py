@@ -23,7 +23,7 @@ from isles.ops.goodput.scenario import Scenario
 from isles.ops.main import isles
 from isles.ops.options import stated_flags
 from isles.ops.plan.settings import PlanSettings
-from isles.ops.run_folder import RunFolder
+from isles.ops.run_folder import RunFolder, State
 from isles.ops.settings import section_models
 from isles.proto.config import Stated, from_assignment, resolve, variable_name
 from isles.proto.events import EVENTS
@@ -259,7 +259,7 @@ def test_every_isles_command_in_the_docs_is_accepted() -> None:
 
 
 def test_every_kill_in_the_docs_hits_one_process_of_the_demo() -> None:
-    children = start.commands(RunFolder(Path("runs/demo")), resolve(section_models()), {})
+    children = start.commands(RunFolder(Path("runs/demo")), resolve(section_models()), State())
     lines = [" ".join(["isles", *arguments]) for _, arguments in children.values()]
     patterns = [(place, words[words.index("-f") + 1]) for place, words in commands("sh") if words[0] == "pkill"]
     assert patterns
