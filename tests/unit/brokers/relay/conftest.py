@@ -64,7 +64,9 @@ class RelayDisk:
     def perform(self, order: Any) -> Any:
         match order:
             case KeepOffer(offer):
-                self.offers[offer.contribution.id] = unpack(pack(offer))
+                kept = unpack(pack(offer))
+                assert isinstance(kept, Offer)
+                self.offers[offer.contribution.id] = kept
                 return OfferKept(offer.contribution.id)
             case DropOffer(name):
                 self.offers.pop(name, None)
