@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 CHANGES = {
-    "interval_steps": 9, "codec_up": "int8", "codec_down": "bf16", "apply_rule": "overwrite", "merge_rule": "rda",
+    "interval_steps": 9, "codec_up": "int8", "codec_down": "bf16", "apply_rule": "overwrite", "merge_rule": "mean",
     "outer_momentum": 0.9, "horizon_versions": 32,
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_a_run_goes_on_under_other_settings_with_other_workers_and_rejects_nothi
     history = small_run.ask("history", small_run.run_dir)
     epochs = [[one["settings_epoch"] for one in part["versions"][1:]] for part in history["fragments"]]
     assert all(one == sorted(one) and set(one) == {0, 1} for one in epochs)
-    assert [settings["codec_up"] for settings in history["settings"]] == ["int4", "int8"]
+    assert [settings["codec_up"] for settings in history["settings"]] == ["step1.5", "int8"]
     assert history["num_rejected"] == 0
     assert small_run.ask("replay", small_run.run_dir)["is_bit_equal"]
     check_first_merged(history)

@@ -47,7 +47,7 @@ MANIFEST = Manifest.build([TensorSpec("w", (NUM_VALUES,), "float32", "parameter"
 RECORD = RunRecord(
     run="trial",
     seed=1,
-    sync=SyncSettings(num_fragments=1, codec_up="fp32", codec_down="fp32", grace_max_seconds=0.1),
+    sync=SyncSettings(num_fragments=1, codec_up="fp32", codec_down="fp32", merge_rule="mean", grace_max_seconds=0.1),
     budget=Budget(tokens=10**9),
     manifest_digest=MANIFEST.digest,
     manifest=MANIFEST.to_text(),

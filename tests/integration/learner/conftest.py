@@ -46,7 +46,9 @@ from isles.workers.parameters import GlobalParameters, ParameterFetcher
 WAIT_SECONDS = 30.0
 """Bound of every wait here; nothing takes a hundredth of it unless it is broken."""
 
-SYNC = SyncSettings(num_fragments=2, interval_steps=4, codec_up="int8", codec_down="int8", grace_max_seconds=0.01)
+SYNC = SyncSettings(
+    num_fragments=2, interval_steps=4, codec_up="int8", codec_down="int8", merge_rule="mean", grace_max_seconds=0.01
+)
 BUDGET = Budget(tokens=100_000)
 
 

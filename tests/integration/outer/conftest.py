@@ -271,7 +271,14 @@ def blob_of(payload: bytes) -> BlobRef:
 
 @pytest.fixture
 def sync() -> SyncSettings:
-    return SyncSettings(num_fragments=2, codec_up="fp32", codec_down="int4", outer_momentum=0.9, grace_max_seconds=0.1)
+    return SyncSettings(
+        num_fragments=2,
+        codec_up="fp32",
+        codec_down="int4",
+        merge_rule="mean",
+        outer_momentum=0.9,
+        grace_max_seconds=0.1,
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ LIST_SECONDS = 2.0
 
 @pytest.fixture
 def sync() -> SyncSettings:
-    return SyncSettings(num_fragments=2, codec_up="fp32", codec_down="int4", quorum=2, grace_max_seconds=0.1)
+    return SyncSettings(
+        num_fragments=2, codec_up="fp32", codec_down="int4", merge_rule="mean", quorum=2, grace_max_seconds=0.1
+    )
 
 
 def test_a_round_stops_waiting_for_a_learner_when_it_has_left(world: Any, learners: Any) -> None:
