@@ -108,11 +108,17 @@ class Performer:
             return
         facts, arrivals = mailbox.take()
         for arrival in arrivals:
-            self._arrivals[arrival.event.fragment] = arrival
+            self._arrivals[arrival.event.fragment] = self._without_what_is_done(arrival)
         for fact in (*facts, *(arrival.event for arrival in arrivals)):
             if isinstance(fact, PayloadEncoded | PayloadFailed):
                 self._free_buffers.append(self._lent_buffers.pop(fact.id))
             self.tell(fact)
+
+    def _without_what_is_done(self, arrival: Arrival) -> Arrival:
+        """A version that was applied while it was handed over once more, for its row, keeps no fragment in memory."""
+        account = self.accounts.get(arrival.event.fragment)
+        is_held = account is not None and account.anchor is arrival.values
+        return replace(arrival, decoded=None, increment=None) if is_held else arrival
 
     def tell(self, event: Event) -> None:
         """Tells the session one thing and does what it orders."""

@@ -19,7 +19,7 @@ from isles.workers.account import Account, Add
 from isles.workers.description import describe
 from isles.workers.flat import FlatModel
 from isles.workers.increment import Increment, increment_in, prepare
-from isles.workers.mailbox import Arrival
+from isles.workers.mailbox import Arrival, Mailbox
 from isles.workers.orders import ApplyVersion, VersionArrived
 from isles.workers.performer import Performer
 
@@ -31,6 +31,7 @@ class OnePayload:
     """A courier that decodes one open contribution, and counts how often it has to."""
 
     def __init__(self, decoded: torch.Tensor) -> None:
+        self.mailbox = Mailbox()
         self._decoded = decoded
         self.num_decoded = 0
 
@@ -205,6 +206,20 @@ def test_parts_of_a_vector_are_gathered_and_added_as_the_whole_of_it(dtype: torc
     world.flat.add_parted(0, world.flat.parted(0, world.decoded))
     world.twin.add(0, world.decoded)
     assert torch.equal(world.flat.gather(0), world.twin.gather(0))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_was_prepared_of_a_version_that_is_held_by_now_is_not_kept(rule: ApplyRule) -> None:
+    world = World(rule)
+    world.arrive(is_own=True)
+    world.courier.mailbox.arrive(world.performer._arrivals.pop(0))
+    world.account.apply_prepared(world.values, world.values)
+    world.performer.tell = lambda event: None  # type: ignore[method-assign]
+    world.performer.take_mail()
+    kept = world.performer._arrivals[0]
+    assert kept.values is world.values
+    assert kept.increment is None
+    assert kept.decoded is None
 
 
 def test_adding_a_prepared_increment_takes_no_memory() -> None:
