@@ -44,7 +44,7 @@ class Ways:
         self._look_at = 0.0
         self._is_shut = False
 
-    def listen(self, now: float) -> None:
+    def attend(self, now: float) -> None:
         """The process begins to listen."""
         if now - self._listened_at > PAUSE_SECONDS:
             self._heard_at += now - self._listened_at

@@ -52,7 +52,7 @@ class TwoWays:
 
     def poll(self, timeout_seconds: float) -> list[Arrival]:
         """Everything that has arrived by the present way."""
-        self.ways.listen(self._clock.now())
+        self.ways.attend(self._clock.now())
         wait = timeout_seconds if self._other is None else min(timeout_seconds, SLICE_SECONDS)
         arrivals = self._transport.poll(wait)
         now = self._clock.now()

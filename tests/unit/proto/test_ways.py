@@ -21,7 +21,7 @@ def listen(ways: Ways, until: float, *, since: float, is_heard: bool = False, is
     """Listens in slices of half a second."""
     now = since
     while now < until:
-        ways.listen(now)
+        ways.attend(now)
         now += 0.5
         ways.listened(now, is_heard=is_heard, is_denied=is_denied)
 
@@ -59,7 +59,7 @@ def test_a_relay_that_lets_nobody_in_is_not_waited_for() -> None:
 def test_who_did_not_listen_heard_nobody_and_blames_nobody() -> None:
     ways = Ways(TIMEOUT, 0.0)
     listen(ways, 10.0, since=0.0)
-    ways.listen(400.0)
+    ways.attend(400.0)
     ways.listened(400.5, is_heard=False, is_denied=False)
     assert ways.silent_seconds(400.5) == 10.5
     assert not ways.should_ask(400.5)

@@ -12,7 +12,7 @@ from isles.ops.chaos.options import RANDOM, read_plan
 from isles.ops.chaos.plan import NETWORK_KINDS, RANDOM_KINDS_WITH_LINKS, Plan, validate
 from isles.ops.chaos.roster import Member, Roster, roster_of, roster_of_project
 from isles.ops.options import load_config
-from isles.ops.run_folder import RunFolder
+from isles.ops.run_folder import RunFolder, State
 from isles.ops.settings import UpSettings, section_models
 from isles.ops.start import commands
 from isles.proto.config import Stated
@@ -32,7 +32,7 @@ def test_the_roster_of_a_run_is_whom_it_starts(has_evaluator: str, tmp_path: Pat
     wanted = {"up.workers": "us=1,eu=2", "up.outers": "3", "up.has_evaluator": has_evaluator}
     config = load_config(section_models(), file=None, stated=[Stated(*one, "a test") for one in wanted.items()])
     roster = roster_of(config.section("up", UpSettings))
-    children = commands(RunFolder(tmp_path), config, {})
+    children = commands(RunFolder(tmp_path), config, State())
     assert {name: member.role for name, member in roster.members.items()} == {
         name: role for name, (role, _) in children.items()
     }
