@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from isles.brokers.allow_list import AllowListFile
+from isles.brokers.arrivals import OWN_FAULTS, read_arrival
 from isles.brokers.losses import Losses
 from isles.brokers.router import Router
 from isles.brokers.settings import BrokerSettings
@@ -26,7 +27,6 @@ from isles.brokers.store.store import Store
 from isles.brokers.vocabulary import (
     AllowListChanged,
     Event,
-    GarbageArrived,
     Instruction,
     Log,
     MessageArrived,
@@ -35,28 +35,17 @@ from isles.brokers.vocabulary import (
     Tick,
 )
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.errors import ConfigError, IslesError, MessageError
+from isles.proto.errors import ConfigError, IslesError
 from isles.proto.key_files import read_broker_key
 from isles.proto.keys import AllowList
 from isles.proto.logs import Logger
-from isles.proto.messages import Channel, Error, ErrorCode, pack, unpack
+from isles.proto.messages import Error, ErrorCode, pack
 from isles.proto.proofs import Verifier, is_available
 from isles.proto.timeouts import check_times, times_of
-from isles.proto.transport.interface import Arrival, BrokerTransport
+from isles.proto.transport.interface import BrokerTransport
 
 TOKEN_BYTES: Final = 16
 """Of a session's name: nobody guesses 128 bits."""
-OWN_FAULTS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    IslesError,
-    LookupError,
-    TypeError,
-    ValueError,
-    sqlite3.IntegrityError,
-)
-"""What a mistake of ours raises: it costs the one event that ran into it, not the process."""
 
 
 class Broker:
@@ -137,7 +126,7 @@ class Broker:
 
     def _gather(self, timeout_seconds: float) -> list[Event]:
         arrivals = self._transport.poll(timeout_seconds)
-        events: list[Event] = [_read(arrival) for arrival in arrivals]
+        events: list[Event] = [read_arrival(arrival) for arrival in arrivals]
         events += self._disk.completed()
         now = self._clock.now()
         if self._ticked_at is None or now - self._ticked_at >= self._settings.tick_seconds:
@@ -171,7 +160,7 @@ class Broker:
         except DamagedEntryError as error:
             self._logger.error("message.refused", code="damaged", text=str(error), about=_subject(event))
             return _answer(event, "damaged", str(error))
-        except OWN_FAULTS as error:
+        except (*OWN_FAULTS, sqlite3.IntegrityError) as error:
             text = f"{type(error).__name__}: {error}"
             where = traceback.format_exc(limit=-3)
             self._logger.error("message.refused", code="internal", text=text, about=_subject(event), traceback=where)
@@ -216,15 +205,6 @@ def _answer(event: Event, code: ErrorCode, text: str) -> list[Instruction]:
     if not isinstance(event, MessageArrived):
         return []
     return [Send(event.channel, event.connection, Error(request=event.message.request, code=code, text=text))]
-
-
-def _read(arrival: Arrival) -> Event:
-    try:
-        message = unpack(arrival.header)
-    except MessageError as error:
-        return GarbageArrived(arrival.channel, arrival.connection, str(error), arrival.key)
-    payload = arrival.payload if arrival.channel is Channel.BULK else None
-    return MessageArrived(arrival.channel, arrival.connection, message, payload, arrival.key)
 
 
 def _facts(allowed: AllowList) -> dict[str, int]:

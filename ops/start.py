@@ -58,11 +58,8 @@ class Start:
         """Runs to the end and returns the exit code. Raises RunFailedError with the reason for which the run failed."""
         logger = self._begin()
         settings = self.config.section("up", UpSettings)
-        relays = (
-            {worker: settings.relay_names[region] for worker, region in settings.worker_ids.items()}
-            if settings.relays
-            else {}
-        )
+        names = settings.relay_names
+        relays = {worker: names[region] for worker, region in settings.worker_ids.items() if region in names}
         operator = make_run_keys(self.folder.keys, settings.worker_ids, relays)
         seen = watch(Reach(self.state.address, operator))
         with Signals() as signals:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+from isles.brokers.arrivals import OWN_FAULTS, read_arrival
 from isles.brokers.losses import Losses
 from isles.brokers.relay.folder import RelayFolder
 from isles.brokers.relay.relay import Relay
@@ -30,13 +31,13 @@ from isles.brokers.relay.vocabulary import (
 )
 from isles.brokers.settings import BrokerSettings
 from isles.brokers.store.disk import OrderThreads
-from isles.brokers.vocabulary import GarbageArrived, Log, MessageArrived, Publish, Send, Tick
+from isles.brokers.vocabulary import Log, MessageArrived, Publish, Send, Tick
 from isles.proto.clock import Clock, SystemClock
-from isles.proto.errors import ConfigError, IslesError, MessageError, refusal_error
+from isles.proto.errors import ConfigError, MessageError, refusal_error
 from isles.proto.key_files import read_client_key
 from isles.proto.keys import BrokerKey, ClientKey
 from isles.proto.logs import Logger
-from isles.proto.messages import Channel, pack, unpack
+from isles.proto.messages import pack, unpack
 from isles.proto.timeouts import check_times, times_of
 from isles.proto.transport.address import Address
 from isles.proto.transport.interface import Arrival, BrokerTransport, ClientTransport
@@ -47,16 +48,6 @@ LINK_POLL_SECONDS: Final = 1.0
 """Longest wait of a link's thread: whoever has something for it wakes it."""
 LINK_STOP_SECONDS: Final = 10.0
 """Longest wait for a link's thread at the end; it only moves messages."""
-OWN_FAULTS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    IslesError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
-"""What a mistake of ours raises: it costs the one event that ran into it, not the process."""
 
 
 class LinkThread:
@@ -192,7 +183,7 @@ class RelayProcess:
             link.flush()
 
     def _gather(self, timeout_seconds: float) -> list[Event]:
-        events: list[Event] = [_read(arrival) for arrival in self._transport.poll(timeout_seconds)]
+        events: list[Event] = [read_arrival(arrival) for arrival in self._transport.poll(timeout_seconds)]
         for link in self._links:
             events += link.take()
         events += self._disk.completed()
@@ -237,15 +228,6 @@ class RelayProcess:
                 raise refusal_error(code)(f"the home broker at {home} refused this relay ({code}): {text}")
             case _:
                 self._disk.submit(instruction)
-
-
-def _read(arrival: Arrival) -> Event:
-    try:
-        message = unpack(arrival.header)
-    except MessageError as error:
-        return GarbageArrived(arrival.channel, arrival.connection, str(error), arrival.key)
-    payload = arrival.payload if arrival.channel is Channel.BULK else None
-    return MessageArrived(arrival.channel, arrival.connection, message, payload, arrival.key)
 
 
 def serve(settings: BrokerSettings, *, logger: Logger, should_stop: threading.Event) -> int:

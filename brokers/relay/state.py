@@ -83,20 +83,19 @@ class RelayState:
     def _new_flight(self) -> Flight:
         return Flight(self.settings.flight_bytes_max // 2, self.settings.chunk_bytes)
 
-    def send(self, session: Session | None, channel: Channel, message: Message) -> list[Instruction]:
+    def send(
+        self, session: Session | None, channel: Channel, message: Message, payload: Bytes | None = None
+    ) -> list[Instruction]:
         """Says something in a session, wherever it was last heard on the channel."""
         if session is None or channel not in session.connections:
             return []
-        return [Send(channel, session.connections[channel], message)]
+        return [Send(channel, session.connections[channel], message, payload)]
 
     def send_to(
         self, token: str, channel: Channel, message: Message, payload: Bytes | None = None
     ) -> list[Instruction]:
-        """The same by the session's token, perhaps with a payload."""
-        session = self.sessions.get(token)
-        if session is None or channel not in session.connections:
-            return []
-        return [Send(channel, session.connections[channel], message, payload)]
+        """The same by the session's token."""
+        return self.send(self.sessions.get(token), channel, message, payload)
 
     def tell(self, askers: dict[Asker, int], message: Message) -> list[Instruction]:
         """Gives the final answer to all who asked and are here."""

@@ -33,15 +33,20 @@ def test_with_keys_everything_passes_as_without_and_belongs_to_its_makers_key(
     assert [one.relay for one in status.relays] == ["relay"]
 
 
-def test_a_relay_that_changes_what_an_offer_says_is_refused_by_the_home_broker(
-    make_region: Any, initialise: Any, offer_of: Any
-) -> None:
-    region = make_region(has_keys=True)
+def strand(region: Any, initialise: Any, offer_of: Any) -> None:
+    """Leaves an offer on the disk of a relay that was killed, and whose learner is gone."""
     worker = region.worker()
     initialise(worker)
     keep(region, worker, offer_of(worker, PAYLOAD))
     worker.close()
     region.relay.end(signal.SIGKILL)
+
+
+def test_a_relay_that_changes_what_an_offer_says_is_refused_by_the_home_broker(
+    make_region: Any, initialise: Any, offer_of: Any
+) -> None:
+    region = make_region(has_keys=True)
+    strand(region, initialise, offer_of)
     [path] = (region.relay.store / "offers").iterdir()
     offer = unpack(path.read_bytes())
     assert isinstance(offer, Offer)
@@ -56,11 +61,7 @@ def test_an_offer_that_nobody_changed_is_taken_from_a_relay_that_was_killed(
     make_region: Any, initialise: Any, offer_of: Any
 ) -> None:
     region = make_region(has_keys=True)
-    worker = region.worker()
-    initialise(worker)
-    keep(region, worker, offer_of(worker, PAYLOAD))
-    worker.close()
-    region.relay.end(signal.SIGKILL)
+    strand(region, initialise, offer_of)
     region.heal()
     region.relay.start()
     region.home.logs.wait_for("contribution.accepted", learner="us-1")
